@@ -1,7 +1,7 @@
-"""Every citation in the code resolves, and every deviation from a cited text is a recorded decision.
+"""Every citation in the code resolves, and every deviation from a cited text is recorded in DECISIONS.md.
 
-Only prose counts: comments, and strings that stand as statements, which are the docstrings of modules, classes,
-functions and attributes. A subscript in an annotation is no citation.
+Only prose is searched: comments and docstrings, including those of attributes. A subscript in an annotation is not a
+citation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def test_every_citation_resolves(repository: Path) -> None:
     repeated = sorted({entry for entry in entries if entries.count(entry) > 1})
     assert not repeated, f"proofs/REFERENCES.md has several entries for {repeated}: keep one of each"
     cited = {(key, file) for file, text in prose_of_repository(repository) for key in citations_in(text)}
-    assert cited, "no citation was found in the code; one reads `[BIK+17] Fig. 4` or `[RFC 7748] section 5`"
+    assert cited, (
+        "no citation was found in the code; expected, for example, `[BIK+17] Fig. 4` or `[RFC 7748] section 5`"
+    )
     unresolved = sorted(f"[{key}] in {file}" for key, file in cited if key not in entries)
     assert not unresolved, "add to proofs/REFERENCES.md, as `- **[KEY]** ...`:\n" + "\n".join(unresolved)
 
@@ -60,7 +62,7 @@ def test_every_deviation_is_a_recorded_decision(repository: Path) -> None:
         ("Slices and ranges: x[A16], values[0:16], [0, 255], [least, greatest], [X25519].", []),
     ],
 )
-def test_only_citations_are_taken_for_citations(text: str, keys: list[str]) -> None:
+def test_only_citations_are_recognized_as_citations(text: str, keys: list[str]) -> None:
     assert list(citations_in(text)) == keys
 
 

@@ -1,4 +1,4 @@
-"""No module but ``secagg.blame`` says who is to blame, and faults of each form are found."""
+"""Only ``secagg.blame`` decides who is to blame; the check finds culprits that are written down in any other form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.named_parties import Library, check_culprits, literals_in, re
 pytestmark = pytest.mark.repository
 
 
-def test_no_culprit_is_written_down_outside_the_table(repository: Path) -> None:
+def test_no_culprits_are_written_down_outside_the_table(repository: Path) -> None:
     check_culprits(repository)
 
 
@@ -117,21 +117,21 @@ def library(repository: Path) -> Library:
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_the_gate_finds_a_culprit_that_is_written_down(library: Library, line: str) -> None:
+def test_the_check_finds_culprits_that_are_written_down(library: Library, line: str) -> None:
     assert list(literals_in(ast.parse(MODULE.replace("...", line)), library))
 
 
 @pytest.mark.parametrize("line", RIGHT)
-def test_the_gate_lets_the_table_through(library: Library, line: str) -> None:
+def test_the_check_accepts_culprits_from_the_table(library: Library, line: str) -> None:
     assert not list(literals_in(ast.parse(MODULE.replace("...", line)), library))
 
 
-def test_no_log_line_and_no_state_holds_an_error(repository: Path) -> None:
-    """An error keeps the refused message by its traceback; its sentence, or a ``Fault``, does not."""
+def test_no_log_line_and_no_state_keeps_an_error(repository: Path) -> None:
+    """An error's traceback keeps the refused message alive; its text, or a ``Fault``, does not."""
     report(
-        f"{file}:{line}: log str(...) of the error, and keep a Fault"
+        f"{file}:{line}: log str(...) of the error, and store a Fault"
         for file, tree in read_library(repository).modules.values()
-        # Simulated training refuses nothing, and raises its own errors again with their tracebacks.
+        # Simulated training refuses no messages; it raises its own errors again with their tracebacks.
         if file.parts[0] != "training"
         for line in errors_held(tree)
     )
@@ -147,7 +147,7 @@ def test_no_log_line_and_no_state_holds_an_error(repository: Path) -> None:
         "self.errors.append(error)",
     ],
 )
-def test_the_gate_finds_an_error_that_is_held(line: str) -> None:
+def test_the_check_finds_an_error_that_is_kept(line: str) -> None:
     module = "try:\n    pass\nexcept ValueError as error:\n    {}"
     assert [*errors_held(ast.parse(module.format(line)))]
     safe = line.replace("error)", "str(error))") if "(" in line else f"{line}.with_traceback(None)"

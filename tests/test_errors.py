@@ -1,4 +1,4 @@
-"""No reason is only a word: a test expects each of an error that a call raises, or of a negative vector."""
+"""Every reason is tested: some test expects it from a call that raises, or from a negative vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from secagg.errors import InternalError, Reason
 
 ABOUT_THE_CLASSES = {"core/test_errors.py", "test_errors.py"}
-"""Tests that make errors themselves."""
+"""Tests that construct errors themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -28,5 +28,5 @@ def expected(repository: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("reason", Reason, ids=str)
-def test_a_test_meets_the_reason(reason: Reason, expected: set[str]) -> None:
+def test_some_test_expects_the_reason(reason: Reason, expected: set[str]) -> None:
     assert reason.name in expected

@@ -1,7 +1,7 @@
-"""The house keeps its shape: six checks, and for each of them the faults that it must notice.
+"""Architecture of the repository: six checks, and for each of them planted faults that it must detect.
 
 A check takes the root of a repository and raises an AssertionError that says what to change. The first six tests run
-the checks on this repository; the last one copies its sources, plants one fault, and expects the check to object.
+the checks on this repository; the last one copies its sources, plants one fault, and expects the check to fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.repository
 
 ROOMS_WITHOUT_INIT = (*LINKED_ROOMS, "proofs")
 WITHOUT_MODULES = {"secagg.web", "secagg.web.page"}
-"""Packages of files for browsers."""
+"""Packages with files for browsers."""
 
 CORE_LEVELS = (
     {"errors", "lazy", "version"},
@@ -57,7 +57,7 @@ FACE_NAMES = (
     "secagg.quick",
     "secagg.version",
 )
-"""What the face names for type checkers, and loads when it is asked for."""
+"""Names that the package declares for type checkers and loads lazily."""
 TOP_ROOMS = (
     "adapters",
     "planning",
@@ -74,14 +74,15 @@ TOP_ROOMS = (
     "cli",
 )
 ROOMS = {
-    "face": "secagg/__init__.py imports lazy; the vocabulary and the quick interface only when it is asked for them",
-    "core": "a core module imports its own level and the levels below it; move the code, or the level in CORE_LEVELS",
-    "compression": "a scheme imports the core only; schemes and protocols meet in secagg.contract",
-    "protocols": "a protocol imports the core and itself only; schemes and protocols meet in secagg.contract",
-    "conformance": "the conformance kit imports the core only",
+    "face": "secagg/__init__.py only imports lazy; the core names and the quick interface are loaded lazily",
+    "core": "a core module may only import its own level and lower levels; move the code, or change its level in "
+    "CORE_LEVELS",
+    "compression": "a scheme may only import the core; schemes and protocols meet in secagg.contract",
+    "protocols": "a protocol may only import the core and itself; schemes and protocols meet in secagg.contract",
+    "conformance": "the conformance suite may only import the core",
     **dict.fromkeys(TOP_ROOMS, "it may import everything"),
 }
-"""Each room, and the rule that its modules keep; nobody but the top rooms imports a top room."""
+"""Each package and the rule for its imports; only top-level packages may import another top-level package."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("training",),
@@ -98,20 +99,20 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "os.getrandom": ("crypto.entropy",),
     "Crypto.Random": ("crypto.entropy",),
 }
-"""Each name that is confined, and the children of ``secagg`` that may use it."""
+"""Each confined name, and the subpackages of ``secagg`` that may use it."""
 
 REPOSITORY_FOLDERS = (*ROOMS_WITHOUT_INIT, "tests", "benchmarks")
-"""Importable by accident from the root of the repository, and absent where the package is installed."""
+"""Importable by accident from the root of the repository, but absent where the package is installed."""
 
 
 def check_no_init_files(root: Path) -> None:
-    """Keep a top-level ``compression`` package from shadowing the standard library's, which Python 3.14 has."""
+    """Check that no top-level ``compression`` package shadows the one in the standard library of Python 3.14."""
     candidates = [*(root / room / "__init__.py" for room in ROOMS_WITHOUT_INIT), *(root / "tests").rglob("__init__.py")]
-    report(f"remove {path.relative_to(root)}: its folder is no package" for path in candidates if path.exists())
+    report(f"remove {path.relative_to(root)}: its folder is not a package" for path in candidates if path.exists())
 
 
 def check_room_links(root: Path) -> None:
-    """Hold in a checkout; an unpacked source distribution (it has a PKG-INFO) carries no links."""
+    """Run in a checkout only; an unpacked source distribution (it has a PKG-INFO) contains no links."""
     if not (root / "PKG-INFO").exists():
         targets = {**{room: f"../{room}" for room in LINKED_ROOMS}, "web": "../clients/web"}
         report(fault for name, target in targets.items() for fault in link_faults(root / "secagg" / name, target))
@@ -125,13 +126,15 @@ def check_package_list(root: Path) -> None:
         found |= {module.package, ".".join(module.package.split(".")[:2])}
         folder = module.file.parent
         if folder.parent != root or folder.name not in LINKED_ROOMS:
-            assert (folder / "__init__.py").exists(), f"add {folder.relative_to(root)}/__init__.py: it holds modules"
+            assert (folder / "__init__.py").exists(), (
+                f"add {folder.relative_to(root)}/__init__.py: the folder contains modules"
+            )
     report(f'add "{package}" to `packages` in pyproject.toml' for package in found - listed)
     report(f'remove "{package}" from `packages` in pyproject.toml' for package in listed - found - WITHOUT_MODULES)
 
 
 def check_standard_library_from_root(root: Path) -> None:
-    """Start a child where a developer does; its imports are the modules that Python 3.14 keeps in ``compression``."""
+    """Start a child process as a developer does; it imports the modules that Python 3.14 has in ``compression``."""
     program = (
         "import zipfile\n"
         "assert zipfile.bz2 and zipfile.lzma, 'zipfile has lost a compression method'\n"
@@ -140,7 +143,9 @@ def check_standard_library_from_root(root: Path) -> None:
     )
     command = [sys.executable, "-E", "-B", "-c", program]
     child = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - fixed command
-    assert child.returncode == 0, f"rename what shadows the standard library in the repository root:\n{child.stderr}"
+    assert child.returncode == 0, (
+        f"rename the files that shadow the standard library in the repository root:\n{child.stderr}"
+    )
     files = [Path(line) for line in child.stdout.splitlines()]
     report(f"rename {file}: it shadows the standard library" for file in files if file.is_relative_to(root))
 
@@ -152,7 +157,9 @@ def check_import_direction(root: Path) -> None:
     graph: dict[str, set[str]] = {}
     for module in modules.values():
         where = module.file.relative_to(root)
-        assert room_of(module.name) in ROOMS, f"{where}: add it to CORE_LEVELS or to the rooms in tests/test_layout.py"
+        assert room_of(module.name) in ROOMS, (
+            f"{where}: add it to CORE_LEVELS or to the packages in tests/test_layout.py"
+        )
         for use in uses_in(module.file.read_text(encoding="utf-8"), module.package):
             imported = nearest(use.name, known)
             faults = [*outside_faults(module.name, use.name), *direction_faults(module.name, imported)]
@@ -167,7 +174,7 @@ def check_import_direction(root: Path) -> None:
 
 
 def check_module_names(root: Path) -> None:
-    """Spare a script that is run from inside a folder, which sees that folder before the standard library."""
+    """Scripts that run from inside a folder see that folder before the standard library, so they are exempt."""
     files = [file for folder in (*SHIPPED, "benchmarks") for file in (root / folder).rglob("*.py")]
     paths = {file.parent if file.name == "__init__.py" else file for file in files}
     report(
@@ -195,7 +202,7 @@ def outside_faults(importer: str, name: str) -> Iterator[str]:
             yield f"{confined} is confined to ({', '.join(users)}): remove it here"
     for folder in REPOSITORY_FOLDERS:
         if is_within(name, folder):
-            yield f"`{folder}` is a folder of the repository and no package: a room is imported as secagg.<room>"
+            yield f"`{folder}` is a folder of the repository, not a package: import it as secagg.<package>"
 
 
 def direction_faults(importer: str, imported: str | None) -> Iterator[str]:
@@ -216,7 +223,7 @@ def may_import(importer: str, imported: str) -> bool:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a name within ``secagg``: itself where it is the face, ``core`` where it has a level."""
+    """Return the package of a name within ``secagg``: ``core`` for modules with a level."""
     child = module.partition(".")[2].partition(".")[0]
     return "core" if child in CORE_MODULES else child or "face"
 
@@ -257,7 +264,7 @@ def replace_link_by_folder(root: Path) -> None:
 
 
 def replace_link_by_text(root: Path) -> None:
-    """Leave what a checkout without symlink support leaves."""
+    """Create what a checkout without symlink support contains."""
     remove_link(root)
     (root / "secagg" / "compression").write_text("../compression", encoding="utf-8")
 
@@ -331,7 +338,7 @@ CONFINEMENT_FAULTS = [
         plant("secagg/crypto/ring.py", "from Crypto.Random import get_random_bytes"),
         "Crypto.Random is confined to (crypto.entropy)",
     ),
-    (plant("secagg/cli/x.py", "import compression.fixed_point"), "a room is imported as secagg.<room>"),
+    (plant("secagg/cli/x.py", "import compression.fixed_point"), "import it as secagg.<package>"),
     (plant("secagg/cli/x.py", "from tests import x"), "`tests` is a folder of the repository"),
 ]
 NAME_FAULTS = [
@@ -351,12 +358,12 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for check, *_ in PROVOCATIONS))
-def test_the_house_keeps_its_shape(repository: Path, check: Check) -> None:
+def test_the_repository_keeps_its_architecture(repository: Path, check: Check) -> None:
     check(repository)
 
 
 @pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)
-def test_a_planted_fault_is_noticed(tree: Path, check: Check, fault: Fault, objection: str) -> None:
+def test_a_planted_fault_is_detected(tree: Path, check: Check, fault: Fault, objection: str) -> None:
     fault(tree)
     with pytest.raises(AssertionError, match=re.escape(objection)):
         check(tree)
@@ -378,7 +385,7 @@ def test_permitted_imports_pass(tree: Path) -> None:
     check_import_direction(tree)
 
 
-def test_contributing_has_the_levels_that_are_enforced(repository: Path) -> None:
+def test_contributing_lists_the_enforced_levels(repository: Path) -> None:
     rows = re.findall(
         r"^\| (\d) \| (.*) \|$", (repository / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
     )

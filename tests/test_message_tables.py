@@ -1,4 +1,4 @@
-"""Each declared message has its table of bytes in the README of its protocol, as the declaration gives it."""
+"""The README of each protocol has a table of bytes for each message, generated from the message's declaration."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ DECLARED: dict[str, tuple[type[MessageIn[Any]], ...]] = {
 def test_the_readme_has_the_table_of_every_message(protocol: str, repository: Path) -> None:
     readme = repository / "protocols" / protocol / "README.md"
     text, due = readme.read_text(encoding="utf-8"), section_of(DECLARED[protocol])
-    assert due in text, f"{readme} does not have the messages as they are declared; it should have\n{due}"
+    assert due in text, f"{readme} does not have the declared messages; it should have\n{due}"
 
 
-def test_the_browser_knows_the_kinds_of_messages_that_there_are(repository: Path) -> None:
+def test_the_browser_client_knows_the_existing_message_kinds(repository: Path) -> None:
     text = (repository / "clients" / "web" / "wire.js").read_text(encoding="utf-8")
     table = text.partition("const KINDS = ")[2].partition(";")[0]
     ranges: list[tuple[int, int]] = [(int(first), int(last)) for first, last in re.findall(r"\[(\d+), (\d+)\]", table)]
@@ -78,5 +78,5 @@ def test_the_browser_knows_the_kinds_of_messages_that_there_are(repository: Path
 
 
 def section_of(messages: tuple[type[MessageIn[Any]], ...]) -> str:
-    """Return the tables of some messages, as a README has them."""
+    """Return the tables of some messages in the format of the README."""
     return "\n".join(f"### {one.__name__} (kind {one.kind.value})\n\n{table_of(one)}" for one in messages)

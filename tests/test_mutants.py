@@ -1,4 +1,4 @@
-"""The program that alters the library: its rooms exist, what it alters is altered, and no explanation has rotted."""
+"""The mutation program: its packages exist, its alterations are right, and every explanation matches a mutant."""
 
 from __future__ import annotations
 
@@ -32,33 +32,31 @@ def rooms(alterations: ModuleType) -> tuple[Any, ...]:
     return rooms.ROOMS  # type: ignore[no-any-return]
 
 
-def test_every_room_names_files_and_tests_that_exist(rooms: tuple[Any, ...], repository: Path) -> None:
+def test_every_package_names_existing_files_and_tests(rooms: tuple[Any, ...], repository: Path) -> None:
     named = {name for room in rooms for name in (*room.files, *room.tests, *room.further)}
     assert not {name for name in named if not (repository / name).exists()}
     files = [file for room in rooms for file in room.files]
-    assert len(files) == len(set(files)), "a file stands in two rooms, and its mutants would be counted twice"
+    assert len(files) == len(set(files)), "a file is in two packages, so its mutants would be counted twice"
 
 
-def test_every_room_names_cases_of_the_model_that_exist(rooms: tuple[Any, ...]) -> None:
+def test_every_package_names_existing_cases_of_the_model(rooms: tuple[Any, ...]) -> None:
     for room in rooms:
         assert [name for name, _ in room.cases()] == list(room.models)
 
 
-def test_every_explanation_is_of_a_mutant_that_exists(alterations: ModuleType, repository: Path) -> None:
-    """A digest is of the function and of the change: explain it anew, or delete it, when the function changes."""
+def test_every_explanation_matches_an_existing_mutant(alterations: ModuleType, repository: Path) -> None:
+    """The digest covers the function and the change: rewrite or delete the explanation when the function changes."""
     listed = tomllib.loads((repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8"))["survivor"]
     by_file = dict[str, dict[str, str]]()
     for one in listed:
         path = one["name"].split(": ")[0]
         if path not in by_file:
             by_file[path] = {made.digest: made.name for made in alterations.mutants(path, arithmetic=True)}
-        assert by_file[path].get(one["digest"]) == one["name"], f"explained, and no such mutant exists: {one}"
-        assert len(one["reason"].split()) > 3, f"that is no reason: {one}"
+        assert by_file[path].get(one["digest"]) == one["name"], f"explained, but no such mutant exists: {one}"
+        assert len(one["reason"].split()) > 3, f"not a reason: {one}"
 
 
-def test_explanations_are_carried_over_a_change_of_name_and_over_nothing_else(
-    alterations: ModuleType, repository: Path, tmp_path: Path
-) -> None:
+def test_explanations_are_only_carried_over_renames(alterations: ModuleType, repository: Path, tmp_path: Path) -> None:
     run, path = import_module("run"), "secagg/crypto/shamir.py"
     now = (repository / "proofs/mutation/explained.toml").read_text(encoding="utf-8")
     listed = run.explanations()
@@ -74,14 +72,14 @@ def test_explanations_are_carried_over_a_change_of_name_and_over_nothing_else(
     assert then != now
     kept = tmp_path / "explained.toml"
     kept.write_text(then, encoding="utf-8")
-    assert run.renamed("calculate", "evaluate", kept) == 0, "another name than the one that it had"
+    assert run.renamed("calculate", "evaluate", kept) == 0, "a name that differs from the old one"
     assert kept.read_text(encoding="utf-8") == then
     assert run.renamed("compute", "evaluate", kept) > 0
     assert kept.read_text(encoding="utf-8") == now
 
 
 @pytest.mark.usefixtures("alterations")
-def test_a_kill_counts_as_long_as_its_test_exists() -> None:
+def test_a_kill_counts_while_its_test_exists() -> None:
     judges, run = import_module("judges"), import_module("run")
     here = "tests/test_mutants.py::"
     for killer, others, is_gone in (
@@ -123,10 +121,10 @@ def respond(self, request, accepted):
 """
 
 
-def test_a_call_and_what_is_remembered_next_to_it_are_swapped(
+def test_a_call_and_the_assignment_next_to_it_are_swapped(
     alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written before it is told: what is remembered first is lost in a crash, and no line is missing."""
+    """State must be written before it is announced; the swapped order loses it in a crash, but removes no line."""
     monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
     (tmp_path / "respond.py").write_text(ORDERED)
     (swapped,) = (made for made in alterations.mutants("respond.py", arithmetic=False) if " before " in made.change)
@@ -159,7 +157,7 @@ def test_a_call_and_what_is_remembered_next_to_it_are_swapped(
 def test_each_decision_and_token_is_altered_once(
     alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, arithmetic: bool
 ) -> None:
-    """A default is no decision of a call: the code of the function does not have it."""
+    """A default is evaluated outside the function's code, so it is not altered."""
     monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
     (tmp_path / "judge.py").write_text(SOURCE)
     made = list(alterations.mutants("judge.py", arithmetic=arithmetic))
@@ -167,7 +165,7 @@ def test_each_decision_and_token_is_altered_once(
     assert len({mutant.digest for mutant in made}) == len(made)
 
 
-def test_altered_code_fits_the_function_that_exists(
+def test_altered_code_replaces_the_existing_function(
     alterations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alterations, "REPOSITORY", tmp_path)
@@ -189,10 +187,10 @@ def test_altered_code_fits_the_function_that_exists(
     assert judge(1, 0) == 0
 
 
-def test_a_process_that_is_kept_from_the_cores_is_no_verdict(
+def test_a_process_that_gets_no_processor_time_is_not_a_verdict(
     alterations: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that works beyond its wall time says nothing; one that waits for what never comes does not end."""
+    """A process that works beyond its wall time gives no verdict; one that waits forever counts as not ending."""
     judges: Any = import_module("judges")
 
     def working() -> str:

@@ -1,4 +1,4 @@
-"""Options as they are declared: what passes as a value, what text means, and what errors say."""
+"""Declared options: accepted values, how text is parsed, and what errors say."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Made(Options):
 
 
 @pytest.mark.parametrize("name", declared(SecAggSettings))
-def test_nothing_but_its_own_type_is_a_setting(name: str) -> None:
+def test_a_setting_must_have_its_own_type(name: str) -> None:
     each = declared(SecAggSettings)[name]
     for wrong in WRONG[each.kind]:
         if (wrong is None and each.is_optional) or (each.is_many and isinstance(wrong, str)):
@@ -50,8 +50,8 @@ def test_nothing_but_its_own_type_is_a_setting(name: str) -> None:
             SecAggSettings(**given)
 
 
-def test_keywords_are_named_as_they_were_typed() -> None:
-    """A platform's own keys are secagg-clip; who calls a function wrote clip=."""
+def test_errors_name_keywords_as_they_were_typed() -> None:
+    """On a platform the key is secagg-clip; the caller of a function wrote clip=."""
     for given, said in (
         ({"clip": -1.0}, "clip must be a number above 0; got -1.0"),
         ({"clips": 1.0}, "there is no option clips; did you mean clip?"),
@@ -62,7 +62,7 @@ def test_keywords_are_named_as_they_were_typed() -> None:
             SecAggSettings.of(given)
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [each.name for each in declared(SecAggSettings).values() if not each.option.purpose] == []
     assert declared(SecAggSettings).keys() == {each.name for each in fields(SecAggSettings)}
     assert ("clip", "4.0", "maximum change of one fixed-point value; above 0") in rows(SecAggSettings)
@@ -72,13 +72,13 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize("protocol", names())
-def test_every_option_of_a_protocol_says_what_it_is_for(protocol: str) -> None:
+def test_every_option_of_a_protocol_has_a_description(protocol: str) -> None:
     known = declared(find(protocol).settings)
     assert [name for name, each in known.items() if not each.option.purpose] == []
     assert "protocol" not in known
 
 
-def test_the_guide_lists_every_setting_and_no_other(repository: Path) -> None:
+def test_the_guide_lists_exactly_the_settings(repository: Path) -> None:
     guide = (repository / "secagg/flower/README.md").read_text(encoding="utf-8")
     table = guide[guide.index("## Settings") : guide.index("## Strategies")]
     listed = {key for row in table.splitlines() for key in re.findall(r"`secagg-([a-z-]+)`", row.partition(" | ")[0])}
@@ -86,7 +86,7 @@ def test_the_guide_lists_every_setting_and_no_other(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", names())
-def test_a_protocols_default_is_read_from_its_own_text(protocol: str) -> None:
+def test_a_protocols_default_is_parsed_from_its_text(protocol: str) -> None:
     for each in declared(find(protocol).settings).values():
         if each.kind in WRONG or hasattr(each.kind, "__members__"):
             assert each.parsed("none" if each.default is None else word(each.default)) == each.default
@@ -109,12 +109,12 @@ def test_a_protocols_default_is_read_from_its_own_text(protocol: str) -> None:
         ({"suite": Suite.HYBRID, "is_checked": False}, "is_checked only applies with suite = .*; remove it, or change"),
     ],
 )
-def test_a_wrong_option_is_refused_with_its_limits(given: dict[str, Any], said: str) -> None:
+def test_an_invalid_option_is_refused_with_its_limits(given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Made(**given)
 
 
-def test_values_are_converted_where_nothing_is_lost() -> None:
+def test_values_are_converted_if_nothing_is_lost() -> None:
     made = Made(share=0.1, clip=2, bounds=[3, 4])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert (made.share, made.clip, made.bounds) == (Fraction(1, 10), 2.0, (3, 4))
     assert type(made.clip) is float
@@ -131,7 +131,7 @@ def test_values_are_converted_where_nothing_is_lost() -> None:
         ("is_checked", "no", False),
     ],
 )
-def test_text_is_read(name: str, text: str, value: object) -> None:
+def test_text_is_parsed(name: str, text: str, value: object) -> None:
     assert declared(Made)[name].parsed(text) == value
 
 
@@ -142,11 +142,11 @@ def test_text_is_read(name: str, text: str, value: object) -> None:
         *(("is_checked", "0"), ("lifetime", "nan"), ("lifetime", "inf"), ("lifetime", "soon")),
     ],
 )
-def test_text_that_is_no_value_is_refused_by_the_front_ends_name(name: str, text: str) -> None:
+def test_invalid_text_is_refused_by_the_name_of_the_front_end(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=rf"^--set {name} must be .*; got '{text}'$"), spelled(f"--set {name}"):
         declared(Made)[name].parsed(text)
 
 
-def test_values_with_braces_are_quoted_as_they_are() -> None:
+def test_values_with_braces_are_quoted_unchanged() -> None:
     with pytest.raises(OptionError, match=r"clip must be a number above 0; got '\{clip\}'"):
         Made(clip="{clip}")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

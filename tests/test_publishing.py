@@ -1,4 +1,4 @@
-"""What is published agrees with itself: versions, documents that messages name, and the container file."""
+"""Consistency of what is published: versions, documents that messages name, and the container file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_document_names_the_version_of_the_package(repository: Path, proje
     assert f"| {version.rpartition('.')[0]}.x | yes |" in security
 
 
-def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[str, Any]) -> None:
+def test_each_claimed_python_version_is_checked(repository: Path, project: dict[str, Any]) -> None:
     claimed = [name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)]
     checked = re.search(r"^PYTHONS := (.*)$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert checked is not None
@@ -47,7 +47,7 @@ def test_each_python_that_is_claimed_is_checked(repository: Path, project: dict[
 
 
 @pytest.mark.parametrize("name", ["flwr", "nvflare", "uvicorn"])
-def test_a_package_whose_inner_names_are_used_has_an_upper_bound(name: str, project: dict[str, Any]) -> None:
+def test_a_package_whose_private_names_are_used_has_an_upper_bound(name: str, project: dict[str, Any]) -> None:
     extras: list[str] = [
         each for extra in ("flower", "nvflare", "http") for each in project["optional-dependencies"][extra]
     ]
@@ -55,7 +55,7 @@ def test_a_package_whose_inner_names_are_used_has_an_upper_bound(name: str, proj
     assert re.fullmatch(r">=\d+\.\d+,<\d+(\.\d+)+", bound)
 
 
-def test_every_target_is_run_for_each_change_or_every_night(repository: Path) -> None:
+def test_every_make_target_runs_for_each_change_or_every_night(repository: Path) -> None:
     makefile = (repository / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     nightly = re.search(r"(?ms)^targets=\((.*?)\)", (repository / ".ci" / "nightly").read_text(encoding="utf-8"))
@@ -87,8 +87,8 @@ def test_the_list_of_targets_fits_a_terminal_and_begins_with_five(repository: Pa
         assert f"make {name} {text}" in words
 
 
-def test_a_script_that_needs_the_tests_is_run_where_they_are_found(repository: Path) -> None:
-    """Without an installed ``tests``, a script under ``benchmarks/`` finds it through PYTHONPATH alone."""
+def test_a_script_that_needs_the_tests_runs_where_it_finds_them(repository: Path) -> None:
+    """Unless ``tests`` is installed, a script under ``benchmarks/`` only finds it through PYTHONPATH."""
     makefile = (repository / "Makefile").read_text(encoding="utf-8")
     ours = {file.stem for file in (repository / "benchmarks").glob("*.py")}
     reaches = dict[str, set[str]]()
@@ -103,7 +103,7 @@ def test_a_script_that_needs_the_tests_is_run_where_they_are_found(repository: P
     assert {"peer_flower", "run"} <= needs
 
 
-def test_a_message_names_only_documents_that_the_wheel_has(repository: Path) -> None:
+def test_messages_only_name_documents_in_the_wheel(repository: Path) -> None:
     files = (repository / "pyproject.toml").read_text(encoding="utf-8")
     data: dict[str, list[str]] = tomllib.loads(files)["tool"]["setuptools"]["package-data"]
     shipped = {name for names in data.values() for name in names}
@@ -117,23 +117,25 @@ def test_a_message_names_only_documents_that_the_wheel_has(repository: Path) -> 
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("x = 'see SECURITY.md'", ["1 names SECURITY.md, which the wheel lacks"]),
-        ("x = f'as {1} of protocols/README.md'", ["1 names protocols/README.md, which the wheel lacks"]),
-        ("x = 'run make bench'", ["1 names make bench, which the wheel lacks"]),
-        ("x = 'see benchmarks/README'", ["1 names benchmarks/, which the wheel lacks"]),
+        ("x = 'see SECURITY.md'", ["1 names SECURITY.md, which is not in the wheel"]),
+        ("x = f'as {1} of protocols/README.md'", ["1 names protocols/README.md, which is not in the wheel"]),
+        ("x = 'run make bench'", ["1 names make bench, which is not in the wheel"]),
+        ("x = 'see benchmarks/README'", ["1 names benchmarks/, which is not in the wheel"]),
         ("x = f'in {files() / \"README.md\"}'", []),
         ('"""See SECURITY.md."""', []),
     ],
 )
-def test_a_message_that_names_an_absent_document_is_noticed(text: str, faults: list[str]) -> None:
+def test_a_message_that_names_an_absent_document_is_detected(text: str, faults: list[str]) -> None:
     assert [*message_faults(text, {"README.md"})] == faults
 
 
 def message_faults(text: str, shipped: set[str]) -> Iterator[str]:
-    """Look at every string that is no docstring: a file that it names must be in package-data."""
+    """Check every string that is not a docstring: a file that it names must be in package-data."""
     for line, said in strings_of(ast.parse(text)):
         named = {*DOCUMENT.findall(said), *(found[0] for found in REPOSITORY_ONLY.finditer(said))}
-        yield from (f"{line} names {name}, which the wheel lacks" for name in named - shipped - WRITTEN_BY_THE_PROGRAM)
+        yield from (
+            f"{line} names {name}, which is not in the wheel" for name in named - shipped - WRITTEN_BY_THE_PROGRAM
+        )
 
 
 def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -143,7 +145,7 @@ def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_the_container_file_keeps_the_rules(repository: Path) -> None:
+def test_the_container_file_is_valid(repository: Path) -> None:
     text = (repository / "Containerfile").read_text(encoding="utf-8")
     assert [*container_faults(text, repository)] == []
 
@@ -152,26 +154,26 @@ def test_the_container_file_keeps_the_rules(repository: Path) -> None:
     ("old", "new", "objection"),
     [
         ("python:3.13-slim", "python:latest", "name the version of the base image"),
-        ("USER 10001", "USER root", "the last USER is a number above 0"),
-        ("--constraint constraints.txt ", "", "hold the versions of what pip installs"),
-        ("COPY . .", "COPY absent.txt .", "there is no absent.txt to copy"),
-        ('ENTRYPOINT ["secagg"]', "ENTRYPOINT secagg", "the entry point is a list"),
-        ("STOPSIGNAL", "STOPSIGN", "STOPSIGN is no instruction"),
-        ("AS build", "AS other", "there is no stage build"),
+        ("USER 10001", "USER root", "the last USER must be a number above 0"),
+        ("--constraint constraints.txt ", "", "pin the versions of what pip installs"),
+        ("COPY . .", "COPY absent.txt .", "absent.txt does not exist"),
+        ('ENTRYPOINT ["secagg"]', "ENTRYPOINT secagg", "the entry point must be a list"),
+        ("STOPSIGNAL", "STOPSIGN", "STOPSIGN is not a known instruction"),
+        ("AS build", "AS other", "stage build does not exist"),
     ],
 )
-def test_a_fault_in_the_container_file_is_noticed(repository: Path, old: str, new: str, objection: str) -> None:
+def test_a_fault_in_the_container_file_is_detected(repository: Path, old: str, new: str, objection: str) -> None:
     text = (repository / "Containerfile").read_text(encoding="utf-8")
     assert old in text
     assert objection in [*container_faults(text.replace(old, new), repository)]
 
 
 def container_faults(text: str, root: Path) -> Iterator[str]:
-    """Parse the instructions and compare them with the tree; a builder is not needed."""
+    """Parse the instructions and compare them with the repository; this needs no builder."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     steps = [line.partition(" ") for line in "\n".join(lines).replace("\\\n", "").splitlines()]
     known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
-    yield from (f"{name} is no instruction" for name, _, _ in steps if name not in known)
+    yield from (f"{name} is not a known instruction" for name, _, _ in steps if name not in known)
     halves = [value.partition("=") for name, _, value in steps if name == "ARG"]
     arguments = {name: value for name, _, value in halves}
     if not re.search(r":\d+\.\d+", arguments["BASE"]):
@@ -180,25 +182,25 @@ def container_faults(text: str, root: Path) -> Iterator[str]:
     for value in (value.split() for name, _, value in steps if name == "COPY"):
         if value[0].startswith("--from="):
             if (stage := value[0].partition("=")[2]) not in stages:
-                yield f"there is no stage {stage}"
+                yield f"stage {stage} does not exist"
         else:
-            yield from (f"there is no {source} to copy" for source in value[:-1] if not (root / source).exists())
+            yield from (f"{source} does not exist" for source in value[:-1] if not (root / source).exists())
     runs = [value for name, _, value in steps if name == "RUN"]
     if any("pip install" in run and "--constraint" not in run for run in runs):
-        yield "hold the versions of what pip installs"
+        yield "pin the versions of what pip installs"
     users = [value for name, _, value in steps if name == "USER"]
     if not users[-1:] or not users[-1].isdigit() or int(users[-1]) == 0:
-        yield "the last USER is a number above 0"
+        yield "the last USER must be a number above 0"
     (entry,) = (value for name, _, value in steps if name == "ENTRYPOINT")
     scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     if not entry.startswith("["):
-        yield "the entry point is a list"
+        yield "the entry point must be a list"
     elif json.loads(entry)[0] not in scripts:
-        yield "the entry point is a command of the package"
+        yield "the entry point must be a command of the package"
 
 
-def test_the_container_leaves_out_what_no_build_reads(repository: Path) -> None:
-    """Without this file a local environment and its caches would go to the builder."""
+def test_the_container_context_excludes_local_environments(repository: Path) -> None:
+    """Without this file, a local environment and its caches would be sent to the builder."""
     ignored = (repository / ".containerignore").read_text(encoding="utf-8").split()
     assert {".git", ".venv", "build", "dist"} <= {*ignored}
     assert not {*ignored} & {*SHIPPED, "pyproject.toml", ".ci"}

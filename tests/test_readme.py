@@ -1,4 +1,4 @@
-"""What the README, the examples and the tables of results show is what the program does today."""
+"""The README, the examples and the tables of results show what the program does today."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def test_the_two_commands_are_make_targets(readme: str, repository: Path) -> Non
     code = [block.body for block in blocks_of(section[1])] + INLINE_CODE.findall(section[1])
     commands = {command for text in code for command in MAKE_COMMAND.findall(text)}
     targets = set(MAKE_TARGET.findall((repository / "Makefile").read_text(encoding="utf-8")))
-    assert {"demo", "test"} <= commands, "the section `Two commands` names `make demo` and `make test`"
-    assert commands <= targets, f"README.md names targets that the Makefile lacks: {sorted(commands - targets)}"
+    assert {"demo", "test"} <= commands, "the section `Two commands` must name `make demo` and `make test`"
+    assert commands <= targets, f"README.md names targets that are not in the Makefile: {sorted(commands - targets)}"
 
 
-def test_the_table_of_the_demo_is_what_make_demo_prints(readme: str, repository: Path) -> None:
+def test_the_demo_table_equals_the_output_of_make_demo(readme: str, repository: Path) -> None:
     found = json.loads((repository / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
     demo = runpy.run_path(str(repository / "benchmarks" / "training_demo.py"))
-    assert tuple(found["changes"]) == demo["CHANGES"], "`make demo` is another run now: write its result again"
+    assert tuple(found["changes"]) == demo["CHANGES"], "`make demo` has changed: write its result again"
     assert "\n".join(demo["table"](found)) in readme
     assert demo["conditions"](found) in " ".join(readme.split())
 
 
-def test_what_is_said_of_accuracy_and_size_is_in_committed_results(readme: str, repository: Path) -> None:
+def test_statements_on_accuracy_and_size_match_committed_results(readme: str, repository: Path) -> None:
     results, text = repository / "benchmarks" / "results", " ".join(readme.split())
     plain, coded = json.loads((results / "demo.json").read_text(encoding="utf-8"))["runs"]
     times = round(plain["payload bytes"] / coded["payload bytes"], -2)
@@ -90,7 +90,7 @@ def test_what_is_said_of_accuracy_and_size_is_in_committed_results(readme: str, 
     assert "[five of six tasks](benchmarks/README.md#training) within a point" in text
 
 
-def test_the_table_of_absent_clients_is_what_sessions_tolerate(readme: str) -> None:
+def test_the_table_of_dropouts_is_what_sessions_tolerate(readme: str) -> None:
     rows = [line.strip("| ").split(" | ") for line in readme.splitlines() if line.startswith("|")]
     (clients,) = (list(map(int, row[1:])) for row in rows if row[0] == "clients")
     assert clients == [3, 5, 10, 20]
@@ -101,15 +101,15 @@ def test_the_table_of_absent_clients_is_what_sessions_tolerate(readme: str) -> N
         most = [one.most_dropped(count) for one, count in zip(sessions, clients, strict=True)]
         assert told.pop(f"`pairwise` {name}, at most") == most
         for count, gone in zip(clients, most, strict=True):
-            # The setting that README names brings a run there.
+            # With the setting that the README names, a run tolerates this number.
             share, roster = (count - (gone or 0)) / count, "keys/roster.txt" if name == "with keys" else ""
             assert SecAggSettings(threshold=share, roster=roster).tolerated_dropouts(count) == gone
     assert told.pop("by default") == planned
     assert not told
 
 
-def test_nothing_says_to_install_what_is_not_published(repository: Path) -> None:
-    """The name in a package index may be somebody else's."""
+def test_no_document_says_to_install_from_a_package_index(repository: Path) -> None:
+    """The name in a package index could belong to somebody else."""
     folders = ("examples", "docs", "secagg", "compression", "protocols", "training")
     files = [*repository.glob("*.md"), *(file for folder in folders for file in (repository / folder).rglob("*"))]
     saying = [
@@ -118,16 +118,16 @@ def test_nothing_says_to_install_what_is_not_published(repository: Path) -> None
         if file.suffix in {".md", ".py", ".ipynb"}
         if re.search(r"pip install [\"']*secagg", file.read_text(encoding="utf-8"))
     ]
-    assert not saying, f"write `pip install .` in a checkout: {saying}"
+    assert not saying, f"write `pip install .` in a checkout; found {saying}"
 
 
-def test_an_enclave_and_holders_release_a_sum_of_few() -> None:
+def test_an_enclave_and_holders_release_a_sum_of_few_clients() -> None:
     few: dict[str, Any] = {"minimum_cohort": 3, "roster": "keys/roster.txt"}
     assert SecAggSettings(protocol="enclave", **few).least_cohort(20) == 3
     assert SecAggSettings(protocol="one-message", epoch="record", holders="0.sock", **few).least_cohort(20) == 3
 
 
-def test_the_table_of_protocols_is_what_a_session_sends(repository: Path, tmp_path: Path) -> None:
+def test_the_table_of_protocols_equals_the_bytes_of_a_session(repository: Path, tmp_path: Path) -> None:
     text = (repository / "protocols" / "README.md").read_text(encoding="utf-8")
     command = re.search(r"`secagg (round [^`]+)`", text)
     assert command
@@ -139,7 +139,7 @@ def test_the_table_of_protocols_is_what_a_session_sends(repository: Path, tmp_pa
         found = json.loads((tmp_path / "round.json").read_text(encoding="utf-8"))
         sent, received = found["bytes sent by a client"], found["bytes received by a client"]
         told = tuple(map(float, row))
-        # Who vanishes is drawn, and a client hears of each of its neighbours that does.
+        # Dropouts are random, and a client receives a message for each neighbour that drops out.
         assert told[::2] == pytest.approx((sent / 1000, received / 1000), abs=0.1), protocol
         assert told[1] == pytest.approx(sent / found["bytes of the packed vector"], abs=0.001), protocol
 
@@ -152,7 +152,7 @@ def test_every_link_to_a_file_resolves(repository: Path) -> None:
         for target in LINK.findall(document.read_text(encoding="utf-8"))
         if "://" not in target and not (document.parent / target.partition("#")[0]).exists()
     ]
-    assert not broken, "write these files or repair the links:\n" + "\n".join(broken)
+    assert not broken, "create these files or fix the links:\n" + "\n".join(broken)
 
 
 PATIENCE_SECONDS = 600
@@ -169,7 +169,7 @@ def test_a_script_runs(repository: Path, tmp_path: Path, script: str) -> None:
     assert child.stdout
 
 
-def test_a_notebook_shows_what_it_prints(repository: Path) -> None:
+def test_a_notebook_shows_its_current_output(repository: Path) -> None:
     notebook = json.loads((repository / "examples" / "first_sum.ipynb").read_text(encoding="utf-8"))
     assert (notebook["nbformat"], notebook["metadata"]["language_info"]["name"]) == (4, "python")
     cells: list[dict[str, Any]] = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -185,7 +185,7 @@ def test_a_notebook_shows_what_it_prints(repository: Path) -> None:
     assert len(cells) > 1
 
 
-def test_every_example_stands_in_the_readme(repository: Path) -> None:
+def test_every_example_is_described_in_the_readme(repository: Path) -> None:
     folder = repository / "examples"
     listed = (folder / "README.md").read_text(encoding="utf-8")
     missing = [
@@ -194,7 +194,7 @@ def test_every_example_stands_in_the_readme(repository: Path) -> None:
     assert not missing, f"describe these in examples/README.md: {missing}"
 
 
-def test_the_table_is_that_of_the_record(repository: Path, tmp_path: Path) -> None:
+def test_the_table_equals_the_record(repository: Path, tmp_path: Path) -> None:
     results = repository / "benchmarks" / "results"
     record = json.loads((results / "scoreboard.json").read_text(encoding="utf-8"))
     reports = list[str]()
@@ -211,7 +211,7 @@ def test_the_table_is_that_of_the_record(repository: Path, tmp_path: Path) -> No
     assert json.loads(again.read_text(encoding="utf-8")) == record
 
 
-def test_the_table_of_processors_is_that_of_their_figures(repository: Path) -> None:
+def test_the_table_of_processors_equals_their_measurements(repository: Path) -> None:
     results = repository / "benchmarks" / "results"
     made = runpy.run_path(str(repository / "benchmarks" / "processors.py"))["table"]
     files = sorted((results / "processors").glob("*.json"))

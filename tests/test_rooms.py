@@ -22,7 +22,7 @@ LINES_OF_A_MODULE = 800
 LINES_OF_THE_LIBRARY = 70_430
 
 ROLES = ("configuration", "client", "session", "simulation", "run")
-"""The files that every protocol has, beside ``server`` or ``host``."""
+"""Files that every protocol has, in addition to ``server`` or ``host``."""
 PROTOCOLS = ("pairwise_mask", "enclave", "two_servers", "one_message", "light_secagg")
 LISTENING = {
     "secagg.protocols.enclave.machine.evidence",
@@ -30,7 +30,7 @@ LISTENING = {
     "secagg.protocols.enclave.trusted.hosts",
     "secagg.protocols.two_servers.process",
 }
-"""What still has sockets of its own inside of a protocol."""
+"""Modules inside protocols that still use sockets directly."""
 PRIVATE = re.compile(r"\bimport (\([^)]*|[^(\n]*)\b_[A-Za-z]")
 OUTSIDE = re.compile(r"\b(socket|Thread|sleep)\b")
 ENTRY_POINTS = {
@@ -39,7 +39,7 @@ ENTRY_POINTS = {
     "secagg.protocols.enclave.machine.boot",
     "secagg.nvflare.forced_site",
 }
-"""Started as a process, or loaded by NVFlare under the name that a site's files have."""
+"""Modules that are started as a process, or loaded by NVFlare under the name in a site's files."""
 
 
 def test_many_machines_have_three_hooks(repository: Path) -> None:
@@ -49,7 +49,7 @@ def test_many_machines_have_three_hooks(repository: Path) -> None:
 
 
 def test_no_key_and_no_build_product_is_tracked(repository: Path) -> None:
-    """An unpacked source distribution has no index; there is nothing to check."""
+    """Without a Git index, as in an unpacked source distribution, there is nothing to check."""
     if (repository / ".git").exists():
         listed = subprocess.run(
             ["git", "ls-files"],  # noqa: S607 - whichever git the developer uses
@@ -68,12 +68,12 @@ def check_sizes(root: Path) -> None:
         place = module.file.relative_to(root)
         folders[place.parent.as_posix()] += module.file.name != "__init__.py"
         if (lines := lines_of(module.file)) > LINES_OF_A_MODULE:
-            faults.append(f"{place} has {lines} lines: {LINES_OF_A_MODULE} is the most; divide it")
+            faults.append(f"{place} has {lines} lines; the maximum is {LINES_OF_A_MODULE}; split it")
     report(
         [
             *faults,
             *(
-                f"{folder} holds {count} modules: {MODULES_IN_A_FOLDER} is the most; merge some"
+                f"{folder} has {count} modules; the maximum is {MODULES_IN_A_FOLDER}; merge some"
                 for folder, count in folders.items()
                 if count > MODULES_IN_A_FOLDER
             ),
@@ -84,13 +84,13 @@ def check_sizes(root: Path) -> None:
 def check_total(root: Path) -> None:
     lines = sum(lines_of(module.file) for module in shipped_modules(root).values())
     if lines > LINES_OF_THE_LIBRARY:
-        report([f"the library has {lines} lines: {LINES_OF_THE_LIBRARY} is the most; shorten it"])
+        report([f"the library has {lines} lines; the maximum is {LINES_OF_THE_LIBRARY}; shorten it"])
 
 
 def check_faces(root: Path) -> None:
     modules = shipped_modules(root)
     report(
-        f"{module.file.relative_to(root)}: import {use.name} from the face of its protocol"
+        f"{module.file.relative_to(root)}: import {use.name} from the package of its protocol"
         for module in modules.values()
         if not module.name.startswith("secagg.protocols")
         for use in uses_in(module.file.read_text(encoding="utf-8"), module.package)
@@ -112,7 +112,7 @@ def check_circles(root: Path) -> None:
         order[name] = reached
     circles = {frozenset(other for other in order[name] if name in order[other]) for name in files}
     report(
-        f"{', '.join(sorted(circle))} import each other, for types or when they run: give what they share its own file"
+        f"{', '.join(sorted(circle))} import each other, for types or at run time: move what they share to another file"
         for circle in circles - {frozenset()}
     )
 
@@ -159,7 +159,7 @@ def check_trusted_part(root: Path) -> None:
 
 def check_roles(root: Path) -> None:
     report(
-        f"protocols/{protocol}/{role}.py is missing: every protocol has it"
+        f"protocols/{protocol}/{role}.py is missing: every protocol has this file"
         for protocol in PROTOCOLS
         for role in ROLES
         if not (root / "protocols" / protocol / f"{role}.py").exists()
@@ -180,7 +180,7 @@ def check_use(root: Path) -> None:
                 name = name.rpartition(".")[0]
         used |= set(re.findall(r'"(secagg(?:\.\w+)+)"', module.file.read_text(encoding="utf-8")))
     report(
-        f"{module.file.relative_to(root)} is imported by nothing that is shipped: move it to tests, or remove it"
+        f"no shipped module imports {module.file.relative_to(root)}: move it to tests, or remove it"
         for name, module in modules.items()
         if name not in used and module.file.name != "__init__.py" and not is_public(name)
     )
@@ -203,14 +203,14 @@ def modules_below(root: Path, package: str) -> Iterator[Module]:
 
 
 def is_deep(name: str, modules: dict[str, Module]) -> bool:
-    """Whether a name stands in a module inside of a protocol."""
+    """Whether a name belongs to a module inside a protocol."""
     parts = name.split(".")
     return parts[:2] == ["secagg", "protocols"] and ".".join(parts[:4]) in modules
 
 
 @cache
 def waiting_in(source: str) -> list[str]:
-    """Return what the imports and calls of a module name of sockets and waiting, and not what its prose does."""
+    """Return the names of sockets and waiting that a module imports or calls; its prose does not count."""
     if OUTSIDE.search(source) is None:
         return []
     tree = ast.parse(source)
@@ -220,14 +220,14 @@ def waiting_in(source: str) -> list[str]:
 
 
 def is_public(name: str) -> bool:
-    """Whether nobody but users imports a module: the laws of sessions, and the driver of a protocol."""
+    """Whether only users import a module, such as the conformance suite or the driver of a protocol."""
     is_driver = name.startswith("secagg.protocols.") and name.endswith(".run")
     return is_driver or name == "secagg.conformance.sessions"
 
 
 @cache
 def foreign_private_names(source: str) -> list[tuple[int, str]]:
-    """Find ``from elsewhere import _name``: a class's private members are held by the type checkers."""
+    """Find ``from elsewhere import _name``; type checkers already check private members of classes."""
     if PRIVATE.search(source) is None:
         return []
     return [
@@ -243,7 +243,7 @@ def tracked_faults(paths: list[str]) -> Iterator[str]:
     for path in paths:
         parents = Path(path).parent.parts
         if path.endswith((".key", ".pem")) or "build" in parents or any("cache" in part for part in parents):
-            yield f"remove {path} from the index: keys, caches and build products are not tracked"
+            yield f"remove {path} from the Git index: keys, caches and build products must not be tracked"
 
 
 def crowd(root: Path) -> None:
@@ -258,7 +258,7 @@ def swell(root: Path) -> None:
 
 PROVOCATIONS: list[tuple[Check, Fault, str]] = [
     (check_sizes, plant("compression/long.py", "x = 1\n" * 801), "compression/long.py has"),
-    (check_sizes, crowd, "protocols/new holds 17 modules"),
+    (check_sizes, crowd, "protocols/new has 17 modules"),
     (check_total, swell, "the library has"),
     (
         check_faces,
@@ -279,7 +279,7 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
     ),
     (check_roles, lambda root: (root / "protocols/pairwise_mask/run.py").unlink(), "pairwise_mask/run.py is missing"),
     *(
-        (check_use, plant(f"{folder}/x.py"), f"{folder}/x.py is imported by nothing")
+        (check_use, plant(f"{folder}/x.py"), f"no shipped module imports {folder}/x.py")
         for folder in ("secagg/planning", "secagg/session", "protocols/pairwise_mask", "compression")
     ),
     (
@@ -291,12 +291,12 @@ PROVOCATIONS: list[tuple[Check, Fault, str]] = [
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for check, *_ in PROVOCATIONS))
-def test_the_house_is_calm(repository: Path, check: Check) -> None:
+def test_the_repository_keeps_its_limits(repository: Path, check: Check) -> None:
     check(repository)
 
 
 @pytest.mark.parametrize(("check", "fault", "objection"), PROVOCATIONS)
-def test_a_planted_fault_is_noticed(
+def test_a_planted_fault_is_detected(
     repository: Path, tmp_path: Path, check: Check, fault: Fault, objection: str
 ) -> None:
     tree = copy_of(repository, tmp_path)
@@ -306,7 +306,7 @@ def test_a_planted_fault_is_noticed(
 
 
 @pytest.mark.parametrize("path", ["benchmarks/build/x.json", "keys/a.key", "build/x", ".mypy_cache_own/x.db"])
-def test_a_tracked_key_or_product_is_noticed(path: str) -> None:
+def test_a_tracked_key_or_build_product_is_detected(path: str) -> None:
     assert [*tracked_faults([path, "src/a.py"])] == [
-        f"remove {path} from the index: keys, caches and build products are not tracked"
+        f"remove {path} from the Git index: keys, caches and build products must not be tracked"
     ]

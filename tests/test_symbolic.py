@@ -1,4 +1,4 @@
-"""The symbolic models speak of the library that there is: its labels with their fields, its checks, its claims."""
+"""The symbolic models match the library: its labels with their fields, its checks, its claims."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.harness.one_message_sums import InsecureSum, SumSetup
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, SessionSetup
 
 OF_PAIRWISE_MASKS = ("keys", "survivors", "hybrid", "inputs")
-"""Of the hybrid suite; ``classic`` is of the other."""
+"""Those of the hybrid suite; ``classic`` is about the other."""
 NUMBER_BYTES = 4
 POSITION_BYTES = 2
 KIND_BYTES = 2
 DIGEST_BYTES = 32
 NONCE_BYTES = (16, 32)
-"""A client's and a holder's."""
+"""Random values of a client and of a holder."""
 Bound = dict[Label, set[tuple[bytes, ...]]]
 
 
 @pytest.fixture(scope="module")
 def models(repository: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
-    """Import the folder's modules, which stand in no package."""
+    """Import the folder's modules, which are not in a package."""
     name = "secagg_symbolic"
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [str(repository / "proofs" / "symbolic")]
@@ -52,10 +52,10 @@ def models(repository: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
 
 @contextmanager
 def noting() -> Generator[Bound]:
-    """Note all that is bound to a label meanwhile."""
+    """Record everything that is bound to a label in the meantime."""
     bound: Bound = defaultdict(set)
     original = labels.bind
-    # Imported late, it would keep the function that notes, and the next session would find it patched already.
+    # Modules imported later would keep the recording function, and the next session would find it already patched.
     import_module("secagg.crypto.hybrid_key_agreement")
 
     def noted(label: Label, *parts: bytes) -> bytes:
@@ -80,7 +80,7 @@ def session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
 
 @pytest.fixture(scope="module")
 def classic_session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
-    """Run one of the classic suite."""
+    """Run an active session of the classic suite."""
     with noting() as bound:
         session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE, suite=Suite.CLASSIC))
         session.finish()
@@ -88,7 +88,7 @@ def classic_session_and_bound() -> tuple[InsecurePairwiseSession, Bound]:
 
 
 def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bool]]:
-    """Return what a model's names of fields stand for in a session."""
+    """Return the values in a session for a model's field names."""
     configuration, roster = session.server.configuration, session.server.roster
     sent = [session.sent_by(client, MessageKind.KEY_ADVERTISEMENT) for client in session.client_ids]
     advertised = [KeyAdvertisement.decode(message, configuration) for message in sent]
@@ -122,7 +122,7 @@ def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bo
 
 
 @pytest.mark.parametrize("model", OF_PAIRWISE_MASKS)
-def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
+def test_hashed_and_signed_contexts_have_the_fields_of_the_model(
     model: str,
     models: tuple[ModuleType, ModuleType],
     session_and_bound: tuple[InsecurePairwiseSession, Bound],
@@ -132,14 +132,14 @@ def test_what_is_hashed_and_signed_has_the_fields_that_the_model_says(
     compare(source, model, bound, readings(session))
 
 
-def test_the_classic_suite_binds_the_fields_that_its_model_says(
+def test_the_classic_suite_binds_the_fields_of_its_model(
     models: tuple[ModuleType, ModuleType], classic_session_and_bound: tuple[InsecurePairwiseSession, Bound]
 ) -> None:
     session, bound = classic_session_and_bound
     compare(models[0], "classic", bound, readings(session))
 
 
-def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
+def test_one_message_hashes_and_signs_the_fields_of_its_model(models: tuple[ModuleType, ModuleType]) -> None:
     with noting() as bound:
         world = InsecureSum(SumSetup(seed=b"noted"))
         server = world.collected()
@@ -168,7 +168,7 @@ def test_one_message_hashes_and_signs_the_fields_that_the_model_says(models: tup
     compare(models[0], "one_message", bound, meaning)
 
 
-def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tuple[ModuleType, ModuleType]) -> None:
+def test_the_enclave_hashes_and_signs_the_fields_of_its_model(models: tuple[ModuleType, ModuleType]) -> None:
     with noting() as bound:
         session = InsecureEnclaveSession(EnclaveSetup(suite=Suite.HYBRID))
         session.host.open_buffer(0, model_digest(0))
@@ -197,21 +197,23 @@ def test_the_enclave_hashes_and_signs_the_fields_that_the_model_says(models: tup
 
 
 def compare(source: ModuleType, model: str, bound: Bound, meaning: Mapping[str, Callable[[bytes], bool]]) -> None:
-    """Compare what a model binds to its labels with what was bound, part by part."""
+    """Compare what a model binds to its labels with what a session bound, part by part."""
     meaning = {"term": lambda part: len(part) == GRANT_BYTES - SIGNATURE_BYTES, **meaning}
     declared: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = source.labels_of(source.read(model))
     assert declared
     for name, (fields, _) in declared.items():
         label = next((label for label in Label if _name_of(label) == name), None)
-        assert label is not None, f"{model}.pv speaks of {name}, and no label is called that"
+        assert label is not None, f"{model}.pv names {name}, but no label has this name"
         assert bound[label], f"a session binds nothing to {label.name}"
         for parts in bound[label]:
-            assert len(parts) == len(fields), f"{model}.pv gives {name} {fields}, the library {len(parts)} parts"
+            assert len(parts) == len(fields), (
+                f"{model}.pv gives {name} {fields}, but the library binds {len(parts)} parts"
+            )
             strange = [field for field, part in zip(fields, parts, strict=True) if not meaning[field](part)]
-            assert not strange, f"{model}.pv: {name} holds something else in place of {strange}"
+            assert not strange, f"{model}.pv: {name} has another field in place of {strange}"
 
 
-def test_fields_in_another_order_would_be_noticed(
+def test_fields_in_another_order_are_detected(
     session_and_bound: tuple[InsecurePairwiseSession, Bound],
 ) -> None:
     session, bound = session_and_bound
@@ -221,17 +223,17 @@ def test_fields_in_another_order_would_be_noticed(
         assert not all(meaning[field](part) for field, part in zip(fields, parts, strict=True))
 
 
-def test_every_signed_context_of_the_protocol_up_to_the_answers_is_modelled(
+def test_every_signed_context_up_to_the_answers_is_modelled(
     models: tuple[ModuleType, ModuleType], session_and_bound: tuple[InsecurePairwiseSession, Bound]
 ) -> None:
     source, _ = models
     signed = {_name_of(label) for label, parts in session_and_bound[1].items() if parts and "SIGNED_" in label.name}
     modelled = {name for model in OF_PAIRWISE_MASKS for name in source.labels_of(source.read(model))}
-    # The signature on an answer is for the server alone; no client looks at it.
+    # The signature on an answer is only for the server; no client verifies it.
     assert signed - modelled == {"signed_unmasking"}
 
 
-def test_every_check_is_one_of_the_library(models: tuple[ModuleType, ModuleType]) -> None:
+def test_every_check_of_a_model_is_a_function_of_the_library(models: tuple[ModuleType, ModuleType]) -> None:
     for check, place in models[1].CHECKS.items():
         if not place:
             assert check[1].endswith(" holds"), f"{check} names no function of the library"
@@ -243,7 +245,7 @@ def test_every_check_is_one_of_the_library(models: tuple[ModuleType, ModuleType]
         assert callable(found), check
 
 
-def test_taking_a_check_out_changes_the_model(models: tuple[ModuleType, ModuleType]) -> None:
+def test_removing_a_check_changes_the_model(models: tuple[ModuleType, ModuleType]) -> None:
     source, cases = models
     for case in cases.PLANTED:
         text = source.read(case.model)
@@ -253,7 +255,7 @@ def test_taking_a_check_out_changes_the_model(models: tuple[ModuleType, ModuleTy
         assert "(*#" not in source.variant(text, case.query).replace("(*# label", "").replace("(*# quer", "")
 
 
-def test_every_query_that_holds_serves_a_claim(models: tuple[ModuleType, ModuleType], repository: Path) -> None:
+def test_every_query_that_holds_supports_a_claim(models: tuple[ModuleType, ModuleType], repository: Path) -> None:
     ledger = tomllib.loads((repository / "proofs" / "claims.toml").read_text(encoding="utf-8"))
     claimed = [query for claim in ledger["claim"] for query in claim.get("queries", ())]
     cases = models[1]
@@ -261,7 +263,7 @@ def test_every_query_that_holds_serves_a_claim(models: tuple[ModuleType, ModuleT
     assert set(claimed) == {str(case) for case in cases.AS_IT_IS if case.answer is cases.Answer.HOLDS}
     attacked = {(case.model, case.query) for case in cases.PLANTED}
     holding = {(case.model, case.query) for case in cases.AS_IT_IS if case.answer is cases.Answer.HOLDS}
-    assert holding == attacked, "nobody knows that these queries look for anything"
+    assert holding == attacked, "no claim names these queries"
     counted = f"{len(holding)}, {len(cases.PLANTED)}"
     row = f"| queries of `symbolic/` that hold, attacks found with a check removed | {counted} |"
     written = (repository / "proofs" / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Each threat of threats.toml names tests that exist."""
+"""Each threat in threats.toml names tests that exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
 class Existing:
-    """The tests of a repository, by file and by name."""
+    """Tests of a repository, by file and by name."""
 
     def __init__(self, repository: Path) -> None:
         root = repository / "tests"
@@ -53,13 +53,15 @@ def threats(repository: Path) -> list[dict[str, Any]]:
     return [threat for boundary in boundaries for threat in boundary["threat"]]
 
 
-def test_every_threat_names_tests_that_exist(threats: list[dict[str, Any]], tests: Existing) -> None:
-    faults = [f"{each['attack']}: {name} is gone" for each in threats for name in each["tests"] if not tests.has(name)]
+def test_every_threat_names_existing_tests(threats: list[dict[str, Any]], tests: Existing) -> None:
+    faults = [
+        f"{each['attack']}: {name} does not exist" for each in threats for name in each["tests"] if not tests.has(name)
+    ]
     assert not faults, "\n".join(faults)
     assert all(threat["tests"] for threat in threats), [each["attack"] for each in threats if not each["tests"]]
 
 
-def test_no_threat_is_told_twice(threats: list[dict[str, Any]]) -> None:
+def test_no_threat_is_listed_twice(threats: list[dict[str, Any]]) -> None:
     attacks = [threat["attack"] for threat in threats]
     assert sorted(attacks) == sorted(set(attacks))
 
@@ -67,5 +69,5 @@ def test_no_threat_is_told_twice(threats: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "name", ["law of_nature", "test_nobody_wrote", "core/test_wire.py::test_nobody_wrote", "x/test_x.py"]
 )
-def test_a_test_that_does_not_exist_is_noticed(name: str, tests: Existing) -> None:
+def test_a_missing_test_is_detected(name: str, tests: Existing) -> None:
     assert not tests.has(name)

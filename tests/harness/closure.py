@@ -17,7 +17,7 @@ def told(self, module):
     print(module.__name__)
 Loader.exec_module = told
 """
-"""Prints each module after it is executed, so after those that it imports."""
+"""Prints each module after it was executed, hence after the modules that it imports."""
 
 
 def closure(root: Path, module: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The distributions of noise from their definitions, and tests of samples against them."""
+"""Distributions of noise, computed from their definitions, and statistical tests of samples against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secagg.privacy.kinds import NoiseKind
 
 Vector = npt.NDArray[np.signedinteger[Any]]
 WORST_DEVIATION = 4.5
-"""Of a standard normal variable: seeds are fixed, and a correct sampler fails with one in 150,000 of them."""
+"""Limit for a standard normal variable: seeds are fixed, and a correct sampler fails with one in 150,000 of them."""
 
 
 def normalised(weights: Iterator[Decimal]) -> list[Decimal]:

@@ -27,7 +27,7 @@ class Word:
             assert other.bits == self.bits, "words of two sizes are combined"
             return other.revealed
         # A machine word refuses other integers too, so a constant that does not fit is an error in the kernel.
-        assert type(other) is int, f"{type(other).__name__} is no constant of a kernel"
+        assert type(other) is int, f"{type(other).__name__} is not a constant of a kernel"
         assert 0 <= other < 1 << self.bits, f"{other} does not fit a word of {self.bits} bits"
         return other
 
@@ -80,10 +80,10 @@ class Word:
 
 
 class NarrowWord(Word):
-    """A word whose sums and products must fit it."""
+    """A word whose sums and products must not overflow."""
 
     __slots__ = ()
 
     def _grown(self, value: int) -> Self:
-        assert 0 <= value < 1 << self.bits, "a word wrapped"
+        assert 0 <= value < 1 << self.bits, "a word overflowed"
         return self._made(value)

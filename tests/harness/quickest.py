@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 
 def quickest(done: Callable[[], object], tries: int = 5) -> float:
-    """Return the minimum processor time, in seconds, of several tries.
+    """Return the minimum processor time of several tries, in seconds.
 
-    After thousands of tests a garbage collection takes half a second, and other processes slow a try; the minimum is
-    not affected.
+    After thousands of tests a garbage collection takes half a second, and other processes slow down a try; neither
+    affects
+    the minimum.
     """
     taken = list[float]()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Finds created secrets, and secrets reachable from an object."""
+"""Finds secrets that were created, and secrets that are reachable from an object."""
 
 from __future__ import annotations
 

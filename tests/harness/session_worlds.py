@@ -88,7 +88,7 @@ LINKS: Final = {"two-servers": _between_servers, "one-message": _with_holders}
 
 
 def candidate_of(name: str) -> SessionCandidate:
-    """Return a candidate of the kit by its name in ``SETTINGS``."""
+    """Return a conformance candidate by its name in ``SETTINGS``."""
     protocol, settings, count = SETTINGS[name]
     return SessionCandidate(
         entry=entry_of(protocol),
@@ -105,9 +105,9 @@ def candidate_of(name: str) -> SessionCandidate:
         payload=payload_of,
         coins=SystemCoins(),
         clock=lambda: NOW,
-        # Without signatures only the transport identifies senders; confused messages do not unmask.
+        # Without signatures only the transport identifies senders; answers swapped between clients do not unmask.
         proves_senders="semi-honest" not in name,
-        # A host that alters masked vectors only spoils its own sum; LightSecAgg leaves this to the transport.
+        # A host that alters masked vectors only spoils its own sum; LightSecAgg relies on the transport for this.
         notices_alterations=name != "enclave" and "LightSecAgg" not in name,
         between=LINKS.get(protocol),
         linked=(ServerId(0), ServerId(1)) if protocol == "two-servers" else (),
