@@ -1,7 +1,7 @@
-"""The gates of ``proofs/check``, attacked: a weaker statement, a search that lost its schedules, a lock that is busy.
+"""The gates of ``proofs/check`` under attack: weaker statements, searches that lost schedules, a busy package lock.
 
-What needs Coq, a solver or minutes is in ``make proofs``: ``proofs/check weakenings`` makes every weakening and runs
-the tests that have to notice. Here are the quick ones, and the tables that nobody would keep up to date otherwise.
+Everything that needs Coq, a solver or minutes runs in ``make proofs``: ``proofs/check weakenings`` makes every
+weakening and runs the tests that must detect it. Here are the quick cases, and the tables that must stay up to date.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ echo done
 
 @pytest.fixture(scope="module")
 def tree(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy what the gates read, and take its digests for reviewed."""
+    """Copy what the gates read, and renew its digests as if it was reviewed."""
     made = tmp_path_factory.mktemp("tree")
     for folder in ("proofs", "protocols", "compression", "secagg"):
         unwanted = shutil.ignore_patterns("__pycache__", ".*")
@@ -56,7 +56,7 @@ def pins(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check(tree: Path, *words: str) -> tuple[int, str]:
-    """Run the check of a tree; return its status, and what it said."""
+    """Run the check of a copy; return its status and its output."""
     command = [sys.executable, "-B", str(tree / "proofs" / "check"), *words]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- a copy of the check
     return child.returncode, child.stdout + child.stderr
@@ -64,7 +64,7 @@ def check(tree: Path, *words: str) -> tuple[int, str]:
 
 @contextmanager
 def restored(tree: Path, *files: str) -> Generator[dict[str, bytes | None]]:
-    """Put files back afterwards as they were, or away; yield what was in them."""
+    """Restore files afterwards, or delete new ones; yield their content."""
     kept = {file: (tree / file).read_bytes() if (tree / file).exists() else None for file in files}
     try:
         yield kept
@@ -76,19 +76,21 @@ def restored(tree: Path, *files: str) -> Generator[dict[str, bytes | None]]:
                 (tree / file).write_bytes(content)
 
 
-def test_statements_are_as_pinned_and_claims_have_their_evidence(tree: Path) -> None:
+def test_statements_match_their_pins_and_claims_have_their_evidence(tree: Path) -> None:
     status, told = check(tree, "statements", "claims")
     assert status == 0, told
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_a_weaker_statement_is_red(tree: Path, weakenings: Any, number: int) -> None:
+def test_a_weaker_statement_fails_the_check(tree: Path, weakenings: Any, number: int) -> None:
     weakening = [made for made in weakenings.WEAKENINGS if made.noticed_by == weakenings.STATEMENTS][number]
     with restored(tree, weakening.file):
         weakening.make(tree)
         status, told = check(tree, "statements")
     assert status == 1
-    refused = "stated otherwise than pinned|a command inside a proof|has `Admitted`|is no kind of sentence"
+    refused = (
+        "statements differ from their pins|a command inside a proof|has `Admitted`|is not an allowed kind of sentence"
+    )
     assert re.search(refused, told), told
 
 
@@ -100,7 +102,7 @@ def test_a_decoy_of_the_same_name_does_not_hide_a_gutted_theorem(tree: Path, wea
             file.write(f"Section Decoy.\n{gutted.before}Proof. Qed.\nEnd Decoy.\n")
         status, told = check(tree, "statements")
     assert status == 1
-    assert "two of the name full_graph_tells_one_sum" in told
+    assert "two sentences named full_graph_tells_one_sum" in told
 
 
 def test_renewing_digests_leaves_the_pins(tree: Path, weakenings: Any) -> None:
@@ -111,68 +113,68 @@ def test_renewing_digests_leaves_the_pins(tree: Path, weakenings: Any) -> None:
         assert (tree / PINNED).read_bytes() == kept[PINNED]
         status, told = check(tree, "claims", "statements")
         assert status == 1
-        assert "stated otherwise than pinned: full_graph_tells_one_sum\n" in told
+        assert "statements differ from their pins: full_graph_tells_one_sum\n" in told
 
 
-def test_a_pin_is_taken_over_by_its_name_alone(tree: Path, weakenings: Any) -> None:
+def test_a_pin_is_only_changed_by_name(tree: Path, weakenings: Any) -> None:
     gutted, hypothesis, *_ = weakenings.WEAKENINGS
     with restored(tree, gutted.file, PINNED):
         gutted.make(tree)
         hypothesis.make(tree)
         status, told = check(tree, "pin", "full_graph_tells_one_sum")
         assert status == 1
-        assert "stated otherwise than pinned: before.certificate_unique\n" in told
+        assert "statements differ from their pins: before.certificate_unique\n" in told
         assert "+Hypothesis nobody : corrupted = set0." in told
         assert check(tree, "pin", "before.certificate_unique")[0] == 0
         assert check(tree, "statements")[0] == 0
-        assert "nothing that is pinned or stated" in check(tree, "pin", "nonsense")[1]
+        assert "no pinned or current statement" in check(tree, "pin", "nonsense")[1]
 
 
 SPLIT, END = "proofs/coq/split.v", ""
 IRREFLEXIVE = "Lemma neighbours_irr : irreflexive neighbours.\nProof. "
 LISTED = '"nobody claims this" = { schedules = 1, revealing = 1 }\n'
 PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
-    (("stated otherwise than pinned",), "proofs/coq/quorum.v", "< 2 * quorum", "<= 2 * quorum"),
-    (("no kind of sentence",), SPLIT, END, "Time Check nat.\n"),
-    (("not ASCII",), SPLIT, IRREFLEXIVE, f"(* \u00e4 *) {IRREFLEXIVE}"),
+    (("statements differ",), "proofs/coq/quorum.v", "< 2 * quorum", "<= 2 * quorum"),
+    (("not an allowed kind of sentence",), SPLIT, END, "Time Check nat.\n"),
+    (("letters outside ASCII",), SPLIT, IRREFLEXIVE, f"(* \u00e4 *) {IRREFLEXIVE}"),
     (("a command inside a proof",), SPLIT, IRREFLEXIVE, f'{IRREFLEXIVE}Local Notation "a == b" := true. '),
     (("prove it",), SPLIT, IRREFLEXIVE, f"{IRREFLEXIVE}admit. "),
     (("is defined by a proof",), SPLIT, END, "Definition anything : nat.\n"),
     (("ends inside a proof",), SPLIT, END, "Lemma unproved : true.\n"),
-    (("in THEORIES",), "proofs/coq/unheard_of.v", END, "Definition unheard_of := true.\n"),
-    (("two of the name", "stated otherwise than pinned"), SPLIT, END, "Definition neighbours := true.\n"),
-    (("each theorem is restated",), SPLIT, END, "Theorem unstated : true.\nProof. by []. Qed.\n"),
-    (("claims and theorems differ", "worded otherwise"), "proofs/claims.toml", '"shares_reconstruct", ', ""),
+    (("to THEORIES",), "proofs/coq/unheard_of.v", END, "Definition unheard_of := true.\n"),
+    (("two sentences named", "statements differ"), SPLIT, END, "Definition neighbours := true.\n"),
+    (("must restate exactly",), SPLIT, END, "Theorem unstated : true.\nProof. by []. Qed.\n"),
+    (("claims and theorems differ", "claims differ"), "proofs/claims.toml", '"shares_reconstruct", ', ""),
     (("clean cases of model/cases.toml differ",), "proofs/model/cases.toml", END, LISTED),
     (("a claim that names no clean case",), "proofs/model/cases.toml", END, '"x" = { claim = "RI-1", fault = "y" }\n'),
-    (("worded otherwise",), "proofs/claims.toml", "active mode tells one sum,", "every mode tells one sum,"),
+    (("claims differ",), "proofs/claims.toml", "active mode tells one sum,", "every mode tells one sum,"),
     (("changed since",), "proofs/model/paths.py", END, "# changed\n"),
-    (("outside of a section",), SPLIT, END, 'Notation "a == b" := true : bool_scope.\n'),
-    (("outside of a section",), SPLIT, END, "Hypothesis trusted : False.\n"),
+    (("outside a section",), SPLIT, END, 'Notation "a == b" := true : bool_scope.\n'),
+    (("outside a section",), SPLIT, END, "Hypothesis trusted : False.\n"),
     (("makes a coercion",), SPLIT, END, "Record hidden := Hide { shown :> bool }.\n"),
-    (("no kind of sentence",), SPLIT, END, "Require Export masks.\n"),
+    (("not an allowed kind of sentence",), SPLIT, END, "Require Export masks.\n"),
     (
         ("a command inside a proof", "ends inside a proof"),
         SPLIT,
         END,
         "Lemma d : nat.\nProof. exact: 0. Defined.\n",
     ),
-    (("each theorem is restated",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
+    (("must restate exactly",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
     (
-        ("has the tag",),
+        ("lacks their tag",),
         "proofs/claims.toml",
         'pairwise_mask/rounds3_4_unmasking.py"]',
         'pairwise_mask/configuration.py"]',
     ),
-    (("worded otherwise",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
-    (("worded otherwise",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
+    (("claims differ",), "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"'),
+    (("claims differ",), "proofs/symbolic/classic.pv", "==> event(Corrupted(me)).", "==> event(Lied(me, peer, c))."),
 ]
-"""What gates say, and a change that they, and no other gate of these, notice."""
+"""Messages of gates, with a change that only these gates detect."""
 
 
 @contextmanager
 def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]) -> Generator[tuple[str, ...]]:
-    """Make a change in a tree whose gates do not say what is off; yield what to check, with digests renewed."""
+    """Make a change in a copy whose gates do not raise the messages ``off``; yield what to check, with new digests."""
     report, place = tree / "proofs/gates/report.py", tree / file
     with restored(tree, "proofs/gates/report.py", "proofs/reviewed.toml", file) as kept:
         source = report.read_text(encoding="utf-8")
@@ -187,10 +189,10 @@ def planted(tree: Path, file: str, before: str, after: str, off: tuple[str, ...]
 
 
 @pytest.mark.parametrize(("gates", "file", "before", "after"), PLANTED, ids=[" and ".join(row[0]) for row in PLANTED])
-def test_a_gate_that_is_switched_off_is_missed(
+def test_each_gate_alone_detects_its_change(
     tree: Path, gates: tuple[str, ...], file: str, before: str, after: str
 ) -> None:
-    """Without all that notice a change it passes, and with any of them it does not."""
+    """With all gates for a change switched off the check passes; with any one of them it fails."""
     for number in range(len(gates) + 1):
         off = gates[:number] + gates[number + 1 :]
         with planted(tree, file, before, after, off) as first:
@@ -200,10 +202,10 @@ def test_a_gate_that_is_switched_off_is_missed(
 
 CHANGED = {
     "protocols/pairwise_mask/round0_advertise_keys.py": "named by PM-5",
-    "protocols/pairwise_mask/run.py": "in the room of PM-1",
-    "secagg/crypto/key_derivation.py": "used by the code of ",
-    "compression/rotation.py": "used by the code of CO-",
-    "proofs/coq/split.v": "rests under PM-3",
+    "protocols/pairwise_mask/run.py": "in the folder of PM-1",
+    "secagg/crypto/key_derivation.py": "used by code of ",
+    "compression/rotation.py": "used by code of CO-",
+    "proofs/coq/split.v": "required by PM-3",
     "proofs/smt/terms.py": "evidence of PM-1",
     "proofs/model/schedules.py": "evidence of PM-6",
     "proofs/model/cases.toml": "evidence of PM-6",
@@ -223,7 +225,7 @@ def test_a_changed_file_is_named_with_the_claims_to_review(tree: Path) -> None:
         assert f"  {file}: {words}" in told
 
 
-def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
+def test_new_and_removed_files_are_changes_too(tree: Path) -> None:
     new, old = "protocols/enclave/unheard_of.py", "protocols/enclave/session.py"
     with restored(tree, new, old):
         (tree / new).write_text('"""Nobody reviewed this."""\n', encoding="utf-8")
@@ -234,7 +236,7 @@ def test_a_new_file_and_one_that_is_gone_are_changes_too(tree: Path) -> None:
     assert f"{old} (gone): " in told
 
 
-def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
+def test_a_claim_about_a_removed_file_fails_with_a_message(tree: Path) -> None:
     named = "protocols/pairwise_mask/graph.py"
     with restored(tree, named):
         (tree / named).unlink()
@@ -243,7 +245,7 @@ def test_a_claim_about_a_file_that_is_gone_is_red_in_words(tree: Path) -> None:
     assert f"claims.toml names ['{named}']" in told
 
 
-def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
+def test_a_search_that_lost_its_schedules_does_not_match_its_pin(pins: Any) -> None:
     name = "lists of 4 of 5, threshold 2"
     pin = pins.pinned()[name]
     as_pinned = pins.Outcome(name, pin["schedules"], pin["revealing"], None, planted=False)
@@ -253,14 +255,14 @@ def test_a_search_that_lost_its_schedules_is_not_expected(pins: Any) -> None:
     assert "a fault" in pins.Outcome(name, pin["schedules"], pin["revealing"], "both", planted=False).complaint()
 
 
-def test_a_defect_that_is_found_by_another_fault_is_not_expected(pins: Any) -> None:
+def test_a_defect_found_by_another_fault_does_not_match_its_pin(pins: Any) -> None:
     as_pinned = str(pins.pinned()["no latch"]["fault"]).replace("#", "3")
     assert as_pinned.startswith("both secrets of client 3")
     assert not pins.Outcome("no latch", 1, 0, as_pinned, planted=True).complaint()
     sums = pins.Outcome("no latch", 1, 0, "two sums in one session, over [[0, 1], [2, 3]]", planted=True)
     assert "found `two sums in one session, over #`" in sums.complaint()
     assert "found `nothing`" in pins.Outcome("no latch", 1, 0, None, planted=True).complaint()
-    assert "clean, and pinned with a fault" in pins.Outcome("no latch", 1, 1, None, planted=False).complaint()
+    assert "clean, but pinned with a fault" in pins.Outcome("no latch", 1, 1, None, planted=False).complaint()
 
 
 def test_a_case_without_a_line_says_which_line_to_add(pins: Any) -> None:
@@ -278,7 +280,7 @@ def test_clean_and_planted_schedules_are_counted_apart(pins: Any) -> None:
     assert str(tally).startswith(f"{tally.clean} clean cases searched in {tally.schedules:,} schedules and states, ")
 
 
-def test_every_weakening_is_noticed_by_something_that_a_claim_names(repository: Path, weakenings: Any) -> None:
+def test_every_weakening_is_detected_by_something_that_a_claim_names(repository: Path, weakenings: Any) -> None:
     named, cases = weakenings.named_tests(), {case for claim in weakenings.claims() for case in claim.get("cases", ())}
     for weakening in weakenings.WEAKENINGS:
         assert (repository / weakening.file).read_text(encoding="utf-8").count(weakening.before) == 1
@@ -311,7 +313,7 @@ def test_a_busy_package_lock_is_waited_for_with_a_message(repository: Path, tmp_
     assert "the package lock was busy" in child.stderr
 
 
-def test_counts_in_the_documents_are_those_of_the_ledger(repository: Path, weakenings: Any) -> None:
+def test_counts_in_the_documents_match_the_ledger(repository: Path, weakenings: Any) -> None:
     proofs = repository / "proofs"
     ledger = tomllib.loads((proofs / "claims.toml").read_text(encoding="utf-8"))["claim"]
     cases = tomllib.loads((proofs / "model" / "cases.toml").read_text(encoding="utf-8")).values()

@@ -1,1 +1,1 @@
-"""The gates of ``proofs/check``: each looks at one kind of evidence, and says what to change where it is weaker."""
+"""The gates of ``proofs/check``: each checks one kind of evidence, and says what to change if it got weaker."""

@@ -1,4 +1,4 @@
-"""The sentences of a Coq file, as far as the gates need them: which are statements, and what they stand among."""
+"""Parses Coq files as far as the gates need: sentences, the statements among them, and their sections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THEORIES = (
     "bounded_updates",
     "statements",
 )
-"""In the order of what requires what; the last one restates every theorem."""
+"""Theories in the order of their dependencies; the last one restates every theorem."""
 HOLES = re.compile(r"\b(Admitted|admit|Axioms?|Parameters?|Conjectures?|Unset\s+Guard|bypass_check|Abort)\b")
 PROVED = re.compile(r"(?:Theorem|Lemma) ")
 DEFINES = re.compile(r"(?:Definition|Fixpoint|Record) ")
@@ -33,33 +33,33 @@ ALLOWED = re.compile(
     r"|Local Open Scope (?:nat|ring)_scope$|Set Implicit Arguments$|Unset Strict Implicit$"
     r"|Unset Printing Implicit Defensive$|Add Ring laws_of_R : "
 )
-"""How a sentence outside of proofs may begin: no attribute, no command that loads, times or runs another one."""
+"""Allowed beginnings of sentences outside proofs: no attribute, no command that loads, times or runs another one."""
 SECTIONED = re.compile(r"(?:Variables?|Hypothes[ie]s|Let|Implicit Types?|Notation) ")
-"""Outside of a section these would be axioms, or would change what the theories after this one mean."""
+"""Outside a section these would be axioms, or would change the meaning of later theories."""
 COERCES = re.compile(r"Record .*:>")
 ENDS = ("Qed",)
-"""No ``Defined``: what a lemma computes is printed by nothing."""
+"""``Defined`` is not allowed, because no text shows what such a lemma computes."""
 BULLETS = re.compile(r"^[-+*{}\s]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence; of a theorem or lemma the statement, without the proof."""
+    """One sentence; for a theorem or lemma only the statement, without the proof."""
 
     text: str
-    """With its spaces made single."""
+    """The text with single spaces."""
     shown: str
-    """As it is written."""
+    """The text as written."""
     is_proved: bool
 
     @property
     def name(self) -> str:
-        """What it defines or states, if it does."""
+        """The name that it defines or states, if any."""
         return self.text.split()[1].rstrip(":") if PROVED.match(self.text) or self.is_defining else ""
 
     @property
     def is_defining(self) -> bool:
-        """Whether it defines what a statement may name."""
+        """Whether it defines a name that a statement may use."""
         return DEFINES.match(self.text) is not None
 
 
@@ -71,7 +71,7 @@ def source_of(theory: str) -> str:
 
 @cache
 def without_comments(source: str) -> str:
-    """Leave out comments, nested ones too; what stands in a string is none."""
+    """Remove comments, including nested ones; comment marks inside a string are not comments."""
     kept, depth, place, in_string = list[str](), 0, 0, False
     while place < len(source):
         two, one = source[place : place + 2], source[place]
@@ -91,8 +91,8 @@ def without_comments(source: str) -> str:
 
 @cache
 def sentences(theory: str) -> tuple[Sentence, ...]:
-    """Cut a theory into sentences and leave the proofs out, in which nothing but tactics may stand."""
-    require(source_of(theory).isascii(), f"proofs/coq/{theory}.v has letters that are not ASCII; spell them out")
+    """Split a theory into sentences, and remove the proofs, which may only contain tactics."""
+    require(source_of(theory).isascii(), f"proofs/coq/{theory}.v contains letters outside ASCII; spell them out")
     found, in_proof, depth = list[Sentence](), False, 0
     for part in re.split(r"\.(?=\s|$)", without_comments(source_of(theory))):
         text = " ".join(part.split())
@@ -103,15 +103,21 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
             in_proof = step not in ENDS
             is_command = step[:1].isupper() or step.startswith("#[")
             allowed = not is_command or step in ENDS or step.split()[0] == "Proof"
-            require(allowed, f"proofs/coq/{theory}.v has a command inside a proof, `{step}`: take it out")
+            require(allowed, f"proofs/coq/{theory}.v has a command inside a proof, `{step}`: remove it")
             continue
         allowed = ALLOWED.match(text) is not None and text.count('"') % 2 == 0
-        require(allowed, f"proofs/coq/{theory}.v has `{text}`, which is no kind of sentence that theories have")
+        require(allowed, f"proofs/coq/{theory}.v has `{text}`, which is not an allowed kind of sentence")
         depth += text.startswith("Section ") - text.startswith("End ")
-        require(depth > 0 or not SECTIONED.match(text), f"`{text}` stands outside of a section in {theory}.v")
-        require(not COERCES.match(text), f"`{text}` makes a coercion, which no text shows; write the field out")
+        require(depth > 0 or not SECTIONED.match(text), f"`{text}` is outside a section in {theory}.v")
+        require(
+            not COERCES.match(text),
+            f"`{text}` makes a coercion, which later text hides; write the field out",
+        )
         in_proof = PROVED.match(text) is not None
-        require(in_proof or not DEFINES.match(text) or ":=" in text, f"`{text}` is defined by a proof; write it out")
+        require(
+            in_proof or not DEFINES.match(text) or ":=" in text,
+            f"`{text}` is defined by a proof; write the term",
+        )
         lines = (line.rstrip() for line in part.strip().splitlines())
         shown = "\n".join(line for line in lines if line)
         found.append(Sentence(text, f"{shown}.", in_proof))
@@ -120,7 +126,7 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
 
 
 def theorems_of(theory: str) -> list[str]:
-    """Return the names of a theory's theorems."""
+    """Return the names of the theorems in a theory."""
     return [one.name for one in sentences(theory) if one.text.startswith("Theorem ")]
 
 
@@ -131,7 +137,7 @@ def stated() -> list[str]:
 
 @cache
 def required_by(theory: str) -> frozenset[str]:
-    """Return the theories that one requires, directly or through others."""
+    """Return the theories that one requires, directly or indirectly."""
     found = set[str]()
     for words in re.findall(r"\bRequire\s+(?:Import\s+|Export\s+)?([\w\s]+?)\.(?=\s|$)", source_of(theory)):
         for name in set(words.split()) & set(THEORIES):
@@ -140,12 +146,15 @@ def required_by(theory: str) -> frozenset[str]:
 
 
 def check_sources() -> None:
-    """Refuse a theory that nobody compiles, a hole, and a theorem that is not restated."""
+    """Refuse a theory that is not compiled, an unproved statement, and a theorem that is not restated."""
     strangers = {file.stem for file in (PROOFS / "coq").glob("*.v")} - set(THEORIES)
-    require(not strangers, f"name {sorted(strangers)} in THEORIES, or remove the files")
+    require(not strangers, f"add {sorted(strangers)} to THEORIES, or remove the files")
     for name in THEORIES:
         found = HOLES.search(without_comments(source_of(name)))
         require(found is None, f"proofs/coq/{name}.v has `{found and found[0]}`: prove it")
     proved = [theorem for name in THEORIES[:-1] for theorem in theorems_of(name)]
     differing = sorted(set(stated()) ^ set(proved))
-    require(not differing, f"each theorem is restated in proofs/coq/statements.v, and nothing else is: see {differing}")
+    require(
+        not differing,
+        f"proofs/coq/statements.v must restate exactly the other theories' theorems; see {differing}",
+    )

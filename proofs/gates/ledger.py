@@ -1,4 +1,4 @@
-"""The ledger's rows against the evidence that they name: every theorem and every case serves a claim."""
+"""Compares the claims with the evidence that they name: every theorem and every case must support a claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gates.reviewed import check_reviewed, claims, code_of
 
 
 def check_claims() -> None:
-    """Compare the ledger with the theorems and cases, and all that claims are about with what was reviewed."""
+    """Compare the ledger with the theorems and cases, and everything that claims are about with what was reviewed."""
     claimed = {theorem for claim in claims() for theorem in claim.get("theorems", ())}
     differing = sorted(claimed ^ set(stated()))
     require(not differing, f"claims and theorems differ in {differing}")
@@ -20,12 +20,12 @@ def check_claims() -> None:
     differing = sorted(served.keys() ^ cases.keys() - planted.keys())
     require(not differing, f"claims.toml and the clean cases of model/cases.toml differ in {differing}")
     idle = sorted(name for name, claim in planted.items() if claim not in served.values())
-    require(not idle, f"these are planted against a claim that names no clean case: {idle}")
+    require(not idle, f"these defects are planted against a claim that names no clean case: {idle}")
     unmet = sorted({*served.values()} - {*planted.values()})
-    require(not unmet, f"nothing is planted against {unmet}, so nobody knows that its cases look")
+    require(not unmet, f"no defect is planted against {unmet}, so nothing shows that its cases can fail")
     untagged = [
         claim["id"] for claim in claims() if not any(f"Claim {claim['id']}: " in text for text in code_of(claim))
     ]
-    require(not untagged, f"no code that these name has the tag `Claim XX-n:` of theirs: {untagged}")
+    require(not untagged, f"the code of these claims lacks their tag `Claim XX-n:`: {untagged}")
     check_reviewed()
     say(f"claims: {len(claims())}, over {len(claimed)} theorems and {len(served)} clean cases")

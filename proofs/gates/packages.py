@@ -1,4 +1,4 @@
-"""Installs Debian packages if it has permission; waits for another program's lock."""
+"""Installs Debian packages if permitted; waits while another program holds the package lock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gates.report import require, say
 
 LOCKED = ("Could not get lock", "Unable to acquire the dpkg frontend lock", "Unable to lock")
 MOST_SECONDS = 900.0
-"""As long as an upgrade of a whole system may take."""
+"""Maximum wait; an upgrade of a whole system can take this long."""
 PAUSE_SECONDS = 5.0
 
 
 def provide(packages: tuple[str, ...], is_there: Callable[[], bool], what: str) -> None:
-    """Install what is missing, where that is permitted; name it where it is not."""
+    """Install missing packages if permitted; otherwise name them."""
     if is_there():
         return
     listed = " ".join(packages)
@@ -35,12 +35,12 @@ def provide(packages: tuple[str, ...], is_there: Callable[[], bool], what: str) 
 
 
 def apt_get(arguments: tuple[str, ...], pause: float = PAUSE_SECONDS, most: float = MOST_SECONDS) -> tuple[bool, str]:
-    """Run the package manager as soon as nobody else does; return whether it succeeded, and its output."""
+    """Run the package manager once the lock is free; return whether it succeeded, and its output."""
     environment, told = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}, False
     until = time.perf_counter() + most
     while True:
         child = subprocess.run(  # noqa: S603 -- fixed commands
-            ("apt-get", *arguments),  # noqa: S607 -- wherever the system has it
+            ("apt-get", *arguments),  # noqa: S607 -- found on the path
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

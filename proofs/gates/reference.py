@@ -1,4 +1,4 @@
-"""The reference: extracted from the theories, compiled, and asked the same as the library."""
+"""The reference: extracted from the theories, compiled, and compared with the library on the same inputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ COMPILE = ("ocamlfind", "ocamlopt", "-w", "-a", "-package", "zarith", "-linkpkg"
 
 
 def check_reference() -> None:
-    """Build the program and compare; the theories are built before if these are not they."""
+    """Build the program and compare; build the theories first if they have changed."""
     source = without_comments(text_of("reference", "extract.v"))
     for refused in (HOLES, SUBSTITUTED):
         found = refused.search(source)
-        require(found is None, f"proofs/reference/extract.v has `{found and found[0]}`: extract what is proved")
+        require(
+            found is None, f"proofs/reference/extract.v has `{found and found[0]}`: only extract proved definitions"
+        )
     if not all(map(is_built, THEORIES)):
         check_theories()
     provide(PACKAGES, has_compiler, "OCaml's compiler with zarith")
@@ -40,7 +42,7 @@ def check_reference() -> None:
 
 
 def has_compiler() -> bool:
-    """Ask for the package with which big integers are compiled."""
+    """Return the package for compiling with big integers."""
     if shutil.which("ocamlfind") is None or shutil.which("ocamlopt") is None:
         return False
     query = ("ocamlfind", "query", "-format", "%d/zarith.cmxa", "zarith")

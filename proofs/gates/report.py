@@ -1,4 +1,4 @@
-"""Where things are, and how a gate speaks: in sentences, and with a status."""
+"""Paths, and reporting by the gates: in sentences and with an exit status."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 -- an assertio
 
 
 def say(sentence: str) -> None:
-    """Report at once, so that what comes from children stands in order."""
+    """Print at once, so that the output of child processes comes in order."""
     print(f"proofs: {sentence}", flush=True)  # noqa: T201 -- a command prints
 
 
 def run(*command: str, otherwise: str) -> str:
-    """Run a command among the built theories and return its output."""
+    """Run a command in the folder of built theories and return its output."""
     child = subprocess.run(  # noqa: S603 -- fixed commands
         command, cwd=BUILT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

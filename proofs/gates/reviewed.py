@@ -1,7 +1,7 @@
-"""Digests of all that the claims are about, as it was when they were last reviewed.
+"""Digests of everything that the claims are about, as last reviewed.
 
-One mechanism for the protocols, the schemes and the core below them, and for the proofs themselves: whatever changes
-turns the check red, and says which claims to read again.
+One mechanism covers the protocols, the schemes, the core modules that they import, and the proofs: any change fails the
+check, which then lists the claims to review.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WORDED = PROOFS / "claims.pinned"
 WORDED_PREFACE = "# Digests of claims without their code; `proofs/check pin ID ...` takes over the named ones alone."
 PREFACE = "# Digests of the files that claims are about, as they were reviewed; `proofs/check renew` writes them."
 QUERY = re.compile(r'\(\*# query "([^"]+)" \*\)\n(.*?)(?=\(\*# quer)', re.DOTALL)
-"""A query of a symbolic model, by its name: what it asks is part of the claim."""
+"""A query of a symbolic model, by name; its text is part of the claim."""
 LINKED = ("compression", "protocols", "training")
-"""Rooms that lie beside the package and are linked into it."""
+"""Packages outside ``secagg/`` that are linked into it."""
 EVIDENCE = {"coq": "theorems", "smt": "families", "model": "cases", "symbolic": "queries", "reference": "compared"}
 Claim = dict[str, Any]
 
 
 def claims() -> list[Claim]:
-    """Return the rows of the ledger."""
+    """Return the rows of claims.toml."""
     found: list[Claim] = tomllib.loads((PROOFS / "claims.toml").read_text(encoding="utf-8"))["claim"]
     return found
 
@@ -45,28 +45,28 @@ def code_of(claim: Claim) -> Iterator[str]:
 
 
 def check_reviewed() -> None:
-    """Compare the words of every claim, and every file, with what was reviewed."""
+    """Compare every claim and every file with the reviewed versions."""
     said, pinned = words(), tomllib.loads(WORDED.read_text(encoding="utf-8"))
     differing = ", ".join(sorted(name for name in said.keys() | pinned.keys() if said.get(name) != pinned.get(name)))
-    require(not differing, f"worded otherwise than pinned: {differing}; review, then run `proofs/check pin ID ...`")
-    require(REVIEWED.exists(), f"{REVIEWED.name} is gone; review the claims, then run `proofs/check renew`")
+    require(not differing, f"claims differ from their pins: {differing}; review, then run `proofs/check pin ID ...`")
+    require(REVIEWED.exists(), f"{REVIEWED.name} does not exist; review the claims, then run `proofs/check renew`")
     found, reviewed = digests(), tomllib.loads(REVIEWED.read_text(encoding="utf-8"))
     differing = sorted(path for path in found.keys() | reviewed.keys() if found.get(path) != reviewed.get(path))
     lines = [f"  {path}{'' if path in found else ' (gone)'}: {about(path)}" for path in differing]
     shown = "\n".join(lines)
-    require(not differing, f"changed since its claims were reviewed:\n{shown}\nreview these, then `proofs/check renew`")
-    say(f"reviewed: {len(found)} files are what the {len(claims())} claims were reviewed with")
+    require(not differing, f"changed since its claims were reviewed:\n{shown}\nreview, then run `proofs/check renew`")
+    say(f"reviewed: {len(found)} files are unchanged since the {len(claims())} claims were reviewed")
 
 
 def renew() -> None:
-    """Write the digests of the files as they are now; statements and cases keep their pins."""
+    """Write the current digests of the files; statements and cases keep their pins."""
     lines = [f'"{path}" = "{digest}"' for path, digest in digests().items()]
     REVIEWED.write_text("\n".join((PREFACE, *lines, "")), encoding="utf-8")
-    say(f"{len(lines)} digests written; commit them with the reason why the claims still hold")
+    say(f"{len(lines)} digests written; say in the commit why the claims still hold")
 
 
 def words() -> dict[str, str]:
-    """Return a digest of every claim: what it says, assumes and does not say, its evidence, queries and tests."""
+    """Return a digest of every claim: its text, assumptions, limits, evidence, queries and tests."""
     asked = {
         f"{model.stem}: {name}": " ".join(text.split())
         for model in sorted((PROOFS / "symbolic").glob("*.pv"))
@@ -80,28 +80,28 @@ def words() -> dict[str, str]:
 
 
 def pin_words(names: list[str]) -> None:
-    """Take over the words of the named claims as they are now."""
+    """Pin the named claims as they are now."""
     said, pinned = words(), tomllib.loads(WORDED.read_text(encoding="utf-8"))
     kept = {name: (said if name in names else pinned).get(name) for name in sorted({*pinned, *names})}
     lines = [f'"{name}" = "{digest}"' for name, digest in kept.items() if digest]
     WORDED.write_text("\n".join((WORDED_PREFACE, *lines, "")), encoding="utf-8")
-    say(f"{len(names)} claims pinned; commit them with the reason why they are worded so")
+    say(f"{len(names)} claims pinned; say in the commit why they changed")
 
 
 def digest_of(content: bytes) -> str:
-    """Return what stands for a text in a list of digests."""
+    """Return the short digest of a text."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def digests() -> dict[str, str]:
-    """Return a digest of every file that counts, by its path."""
+    """Return the digest of every relevant file, by path."""
     return {path: digest_of((REPOSITORY / path).read_bytes()) for path in sorted(_files())}
 
 
 def _files() -> set[str]:
-    """Return the protocols whole, what claims name, what both import from the core, and the proofs."""
+    """Return all files of the protocols, what claims name, the core modules that both import, and the proofs."""
     gone = sorted({code for claim in claims() for code in claim["code"] if not (REPOSITORY / code).exists()})
-    require(not gone, f"claims.toml names {gone}, which do not exist; name what the claims are about now")
+    require(not gone, f"claims.toml names {gone}, which do not exist; update its `code`")
     named = {path for claim in claims() for code in claim["code"] for path in _modules_in(code)}
     code = named | set(_modules_in("protocols"))
     for path in tuple(code):
@@ -120,12 +120,12 @@ def _modules_in(code: str) -> Iterator[str]:
         yield file.relative_to(REPOSITORY).as_posix()
 
 
-# --- Who imports what -------------------------------------------------------------------------------------------------
+# --- Imports ----------------------------------------------------------------------------------------------------------
 
 
 @cache
 def imported_by(path: str) -> frozenset[str]:
-    """Return the modules of the library that a module imports, directly or through others."""
+    """Return the modules of the library that a module imports, directly or indirectly."""
     found, left = set[str](), [path]
     while left:
         for other in _imports(left.pop()) - found:
@@ -155,7 +155,7 @@ def _name_of(path: str) -> str:
 
 
 def _path_of(name: str) -> str | None:
-    """Return the file of a module, where it really lies; nothing if it is no module of the library."""
+    """Return the real path of a module's file; nothing if it is not a module of the library."""
     first, *rest = name.split(".")
     if first != "secagg":
         return None
@@ -166,11 +166,11 @@ def _path_of(name: str) -> str | None:
     return None
 
 
-# --- What to read again -----------------------------------------------------------------------------------------------
+# --- Claims to review -------------------------------------------------------------------------------------------------
 
 
 def about(path: str) -> str:
-    """Say which claims a changed file touches."""
+    """Return which claims a changed file affects."""
     folder, stem = Path(path).parent, Path(path).stem
     if folder.parent.name == "proofs" or folder.name == "proofs":
         return _about_evidence(folder.name, stem)
@@ -183,7 +183,7 @@ def about(path: str) -> str:
     room = "/".join(Path(path).parts[:2])
     beside = _ids(claim for claim in claims() if any(_is_in(code, room) for code in claim["code"]))
     return (
-        f"used by the code of {using}" if using else f"in the room of {beside}" if beside else "no claim names its room"
+        f"used by code of {using}" if using else f"in the folder of {beside}" if beside else "no claim names its folder"
     )
 
 
@@ -192,9 +192,9 @@ def _about_evidence(folder: str, stem: str) -> str:
     if folder == "coq" and stem in THEORIES[:-1]:
         resting = {stem, *(theory for theory in THEORIES[:-1] if stem in required_by(theory))}
         theorems = {theorem for theory in resting for theorem in theorems_of(theory)}
-        return f"rests under {_ids(claim for claim in claims() if theorems & {*claim.get('theorems', ())})}"
+        return f"required by {_ids(claim for claim in claims() if theorems & {*claim.get('theorems', ())})}"
     if kind is None or stem == THEORIES[-1]:
-        return "a gate: read what it still notices, in README.md under `Weakenings`"
+        return "a gate: check what it still detects, see `Weakenings` in README.md"
     return f"evidence of {_ids(claim for claim in claims() if claim.get(kind))}"
 
 

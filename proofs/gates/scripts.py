@@ -1,4 +1,4 @@
-"""The parts that import the library, each in a process of its own."""
+"""The parts that import the library, each run in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gates.report import PROOFS, REPOSITORY, require
 
 
 def run_part(part: str, otherwise: str, *arguments: str) -> None:
-    """Run the part's own program; its report is the part's report."""
+    """Run the program of a part, which prints its own report."""
     for module, package in (("z3", "z3-solver"), ("numpy", "numpy"), ("cryptography", "cryptography")):
         found = importlib.util.find_spec(module) is not None
         require(found, f"{package} is missing in {sys.executable}; `make proofs`, or pip install '.[proofs]'")
@@ -24,9 +24,9 @@ def run_part(part: str, otherwise: str, *arguments: str) -> None:
 
 def check_kernels() -> None:
     """Have the solver decide every obligation."""
-    run_part("smt", "an obligation has not the answer that is due; see FAULT above")
+    run_part("smt", "an obligation does not have the expected answer; see FAULT above")
 
 
 def check_cases() -> None:
     """Explore every case of the model checker."""
-    run_part("model", "a case did not come out as it has to; see NOT EXPECTED above")
+    run_part("model", "a case does not have the expected outcome; see NOT EXPECTED above")

@@ -1,8 +1,8 @@
-"""What is claimed, pinned word by word: the statements, the sections that they stand in, and what they name.
+"""The claimed statements, pinned word by word with their sections and the definitions that they use.
 
-``coq/statements.v`` without its proofs, then every definition of a theory that a statement reaches by its name, each
-with the variables, hypotheses and notations of its section. ``proofs/check pin NAME ...`` takes over the named ones
-alone, and nothing else does: renewing digests leaves them as they are.
+The pins contain ``coq/statements.v`` without its proofs, then every definition that a statement reaches by name, with
+the variables, hypotheses and notations of its section. Only ``proofs/check pin NAME ...`` changes pins; renewing
+digests does not.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def check_statements() -> None:
-    """Compare what is stated now with what is pinned."""
+    """Compare the current statements with the pinned ones."""
     check_sources()
     derived, pinned = blocks(), read()
     changed = changes(pinned, derived)
-    require(not changed, f"{told(changed, pinned, derived)}review, then run `proofs/check pin NAME ...`")
+    require(not changed, f"{told(changed, pinned, derived)}review them, then run `proofs/check pin NAME ...`")
     theorems = sum(title.startswith("theorem ") for title in derived)
     say(f"statements: {theorems} theorems and {len(derived) - theorems} contexts and definitions as pinned")
 
 
 def pin(names: list[str]) -> None:
-    """Take over the named statements and claims as they are now, and show what stays different."""
+    """Pin the named statements and claims as they are now, and list the others that still differ."""
     if worded := sorted(name for name in names if re.fullmatch(r"[A-Z]{2}-\d+", name)):
         pin_words(worded)
     names = sorted({*names} - {*worded})
@@ -43,7 +43,7 @@ def pin(names: list[str]) -> None:
     derived, pinned = blocks(), read()
     known = {title.rpartition(" ")[2]: title for title in (*pinned, *derived)}
     strangers = sorted(set(names) - known.keys())
-    require(not strangers, f"nothing that is pinned or stated is called {strangers}")
+    require(not strangers, f"no pinned or current statement is named {strangers}")
     taken = {known[name] for name in names}
     kept = {
         title: derived[title] if title in taken else pinned[title] for title in derived if title in {*pinned, *taken}
@@ -52,12 +52,12 @@ def pin(names: list[str]) -> None:
     body = "\n".join(f"== {title}\n{text}\n" for title, text in kept.items())
     PINNED.write_text(f"{PREFACE}\n{body}", encoding="utf-8")
     left = changes(kept, derived)
-    say(f"{len(taken)} statements pinned; commit them with the reason why they say what is meant")
-    require(not left, told(left, kept, derived) + "name these too, or put the theories right")
+    say(f"{len(taken)} statements pinned; say in the commit why they state what is intended")
+    require(not left, told(left, kept, derived) + "pin these as well, or restore the theories")
 
 
 def read() -> dict[str, str]:
-    """Return what is pinned, by title."""
+    """Return the pinned texts by title."""
     if not PINNED.exists():
         return {}
     parts = HEADING.split(PINNED.read_text(encoding="utf-8"))[1:]
@@ -65,21 +65,21 @@ def read() -> dict[str, str]:
 
 
 def changes(pinned: dict[str, str], derived: dict[str, str]) -> list[str]:
-    """Return the titles that differ in more than spaces."""
+    """Return the titles whose texts differ in more than spaces."""
     before, after = ({title: text.split() for title, text in said.items()} for said in (pinned, derived))
     return sorted(title for title in before.keys() | after.keys() if before.get(title) != after.get(title))
 
 
 def told(changed: list[str], pinned: dict[str, str], derived: dict[str, str]) -> str:
-    """Show what is stated now beside what was pinned."""
-    lines = [f"stated otherwise than pinned: {', '.join(title.rpartition(' ')[2] for title in changed)}"]
+    """Show the current statements next to the pinned ones."""
+    lines = [f"statements differ from their pins: {', '.join(title.rpartition(' ')[2] for title in changed)}"]
     for title in changed:
         before, after = pinned.get(title, "").splitlines(), derived.get(title, "").splitlines()
         lines += difflib.unified_diff(before, after, f"{title}, pinned", f"{title}, now", lineterm="", n=1)
     return "\n".join((*lines, ""))
 
 
-# --- What there is ----------------------------------------------------------------------------------------------------
+# --- Current statements -----------------------------------------------------------------------------------------------
 
 
 def blocks() -> dict[str, str]:
@@ -92,7 +92,7 @@ def blocks() -> dict[str, str]:
 
 
 def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
-    """Cut one theory into blocks: all of it, or the wanted definitions and what they stand among."""
+    """Split one theory into blocks: the whole theory, or the wanted definitions with their sections."""
     found, since = dict[str, str](), list[str]()
     for sentence in sentences(theory) if wanted is None or wanted else ():
         is_wanted = sentence.is_proved if wanted is None else sentence.is_defining and sentence.name in wanted
@@ -102,7 +102,7 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
                 found[f"context before.{name}"] = "\n".join(since)
                 since = []
             title = f"{'theorem' if wanted is None else 'definition'} {name}"
-            require(title not in found, f"proofs/coq/{theory}.v has two of the name {sentence.name}")
+            require(title not in found, f"proofs/coq/{theory}.v has two sentences named {sentence.name}")
             found[title] = sentence.shown
         elif wanted is None or not (sentence.is_proved or sentence.is_defining):
             since.append(sentence.shown)
@@ -112,7 +112,7 @@ def _blocks(theory: str, wanted: set[str] | None) -> dict[str, str]:
 
 
 def named() -> dict[str, set[str]]:
-    """Return the definitions that the statements reach, by theory."""
+    """Return the definitions that the statements use, by theory."""
     whole = {theory: sentences(theory) for theory in THEORIES[:-1]}
     places = {theory: {s.name: at for at, s in enumerate(found) if s.is_defining} for theory, found in whole.items()}
     reached = {theory: set[str]() for theory in whole}

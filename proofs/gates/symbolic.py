@@ -1,7 +1,7 @@
-"""The symbolic models, where ProVerif is at hand; where it is not, that is said by name.
+"""The symbolic models, checked if ProVerif is available; otherwise the report says that they were not run.
 
-No distribution packages ProVerif, so this is the one part that `make proofs` can go without. It cannot where somebody
-named the tool, or asked for this part.
+No distribution packages ProVerif, so `make proofs` may skip this part; but not if somebody named the tool or asked for
+this part.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ PACKAGES = ("ocaml-nox",)
 
 
 def check_symbolic() -> None:
-    """Ask ProVerif everything, if it is there."""
+    """Ask ProVerif all queries, if it is available."""
     proverif = found_or_built()
     if proverif is None:
-        missing = f"ProVerif is missing: set {BINARY} to it, or {SOURCE} to the folder of its source (2.04 or later)"
+        missing = (
+            f"ProVerif is missing: set {BINARY} to the program, or {SOURCE} to the folder of its source (2.04 or later)"
+        )
         require("symbolic" not in sys.argv[1:], missing)
-        say(f"symbolic: NOT RUN, nothing of proofs/symbolic/ was checked. {missing}")
+        say(f"symbolic: NOT RUN, no model in proofs/symbolic/ was checked. {missing}")
         return
     child = subprocess.run(  # noqa: S603 -- this interpreter
         (sys.executable, PROOFS / "symbolic" / "run.py", proverif), check=False
     )
-    require(child.returncode == 0, "a symbolic query has not the answer that is due; see NOT EXPECTED above")
+    require(child.returncode == 0, "a symbolic query does not have the expected answer; see NOT EXPECTED above")
 
 
 def found_or_built() -> str | None:
-    """Return the prover: the one that is named, the one that is built from a named source, or the one on the path."""
+    """Return the prover: the named one, one built from the named source, or the one on the path."""
     if named := os.environ.get(BINARY):
         proverif = shutil.which(named)
-        require(proverif is not None, f"{BINARY} names {named}, which cannot be run; correct it, or unset it")
+        require(proverif is not None, f"{BINARY} names {named}, which cannot be run; correct or unset it")
         return proverif
     if source := os.environ.get(SOURCE):
         return str(built(Path(source)))
@@ -46,7 +48,7 @@ def found_or_built() -> str | None:
 
 
 def built(source: Path) -> Path:
-    """Build a copy of the source, once for each state that it has."""
+    """Build a copy of the source, once for each version of it."""
     proverif, stamp = BUILD / "proverif", BUILD / "built-from"
     require((source / "build").is_file(), f"{SOURCE} names {source}, which has no build script of ProVerif")
     newest = max(file.stat().st_mtime_ns for file in (source / "src").iterdir())

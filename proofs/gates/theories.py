@@ -1,8 +1,8 @@
-"""The Coq theories: no holes, each builds, every theorem rests on what it states alone, and Coq says what that is.
+"""The Coq theories: no unproved statements, all compile, no axioms, and Coq prints what is pinned.
 
-``coq/printed.toml`` has a digest of every statement and of each definition that one reaches, as Coq prints it with all
-notations undone. So what a definition means is pinned, by whatever sentence its text came to mean something else.
-``proofs/check print NAME ...`` takes over the named ones alone, and nothing else does.
+``coq/printed.toml`` has a digest of every statement and every definition that one reaches, as Coq prints it without
+notations. This pins the meaning of definitions, whichever sentence could change it. Only
+``proofs/check print NAME ...`` changes these pins.
 """
 
 from __future__ import annotations
@@ -28,34 +28,39 @@ REACHED = re.compile(rf"(?<![\w.'])(?:{'|'.join(THEORIES)})\.[\w']+")
 
 
 def check_theories(*, afresh: bool = True) -> None:
-    """Read the sources, build them, and ask on what every theorem rests and what it says."""
+    """Check the sources, compile them, and check what every theorem depends on and what Coq prints."""
     build(afresh=afresh)
     printed, pinned = as_printed(), tomllib.loads(PRINTED.read_text(encoding="utf-8"))
     version, due = printed["coq"], pinned.get("coq")
-    require(version == due, f"{PRINTED.name} has what Coq {due} prints, and this is {version}; install that one")
+    require(version == due, f"{PRINTED.name} has the output of Coq {due}, but this is {version}; install that version")
     differing = sorted(name for name in printed.keys() | pinned.keys() if printed.get(name) != pinned.get(name))
     shown = ", ".join(differing)
-    require(not differing, f"Coq prints otherwise than pinned: {shown}\nreview, then run `proofs/check print NAME ...`")
-    say(f"coq: {len(printed) - 1} statements and definitions are to Coq what they were")
+    require(
+        not differing, f"Coq's output differs from its pins: {shown}\nreview it, then run `proofs/check print NAME ...`"
+    )
+    say(f"coq: Coq prints {len(printed) - 1} statements and definitions as pinned")
 
 
 def take_over(names: list[str]) -> None:
-    """Take over what Coq prints of the named statements and definitions, and say which stay different."""
+    """Pin what Coq prints of the named statements and definitions, and list the others that still differ."""
     build()
     printed = as_printed()
     pinned = tomllib.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.exists() else {}
     strangers = sorted(set(names) - {*printed, *pinned})
-    require(not strangers, f"nothing that is pinned or printed is called {strangers}")
+    require(not strangers, f"no pinned or printed statement is named {strangers}")
     kept = {name: digest for name, digest in pinned.items() if name not in names}
     kept |= {name: printed[name] for name in names if name in printed}
     lines = [f'"{name}" = "{digest}"' for name, digest in sorted(kept.items())]
     PRINTED.write_text("\n".join((PREFACE, *lines, "")), encoding="utf-8")
     left = sorted(name for name in printed.keys() | kept.keys() if printed.get(name) != kept.get(name))
-    require(not left, f"printed otherwise than pinned: {', '.join(left)}; name these too, or put the theories right")
+    require(
+        not left,
+        f"Coq's output still differs from its pins: {', '.join(left)}; pin these as well, or restore the theories",
+    )
 
 
 def as_printed() -> dict[str, str]:
-    """Return a digest of what Coq prints of each statement, and of all in the theories that it reaches."""
+    """Return a digest of what Coq prints for each statement, and for everything in the theories that it uses."""
     proved = {f"{theory}.{one.name}" for theory in THEORIES for one in sentences(theory) if one.is_proved}
     found = {"coq": run("coqc", "--print-version", otherwise="coqc has no version").split()[0]}
     waiting = {f"{THEORIES[-1]}.{theorem}" for theorem in stated()}
@@ -66,7 +71,7 @@ def as_printed() -> dict[str, str]:
         ]
         text = f"Require {' '.join(THEORIES)}.\n{AS_IT_IS}{''.join(questions)}"
         (BUILT / "printed.v").write_text(text, encoding="utf-8")
-        run(*COQC, "printed.v", otherwise="Coq does not print what the statements reach")
+        run(*COQC, "printed.v", otherwise="Coq does not print what the statements use")
         told = {name: (BUILT / f"printed.{name}.out").read_text(encoding="utf-8") for name in waiting}
         found |= {name: digest_of(" ".join(text.split()).encode()) for name, text in told.items()}
         waiting = {name for text in told.values() for name in REACHED.findall(text)} - found.keys()
@@ -74,12 +79,12 @@ def as_printed() -> dict[str, str]:
 
 
 def recheck() -> None:
-    """Build only what differs from what was built, and what requires it; then ask the same."""
+    """Compile only the theories that changed and those that require them; then check the same."""
     check_theories(afresh=False)
 
 
 def build(*, afresh: bool = True) -> None:
-    """Read the sources, build them, and ask on what every theorem rests."""
+    """Check and compile the sources, and check what every theorem depends on."""
     check_sources()
     provide(PACKAGES, has_coq, "Coq with MathComp")
     started = time.perf_counter()
@@ -91,7 +96,7 @@ def build(*, afresh: bool = True) -> None:
     for name in THEORIES:
         if not is_built(name) or required_by(name) & {*stale}:
             stale.append(name)
-            # What does not compile leaves nothing behind that could be taken for built.
+            # A theory that does not compile must leave no file that looks compiled.
             (BUILT / f"{name}.vo").unlink(missing_ok=True)
     for name in stale:
         (BUILT / f"{name}.v").write_text(source_of(name), encoding="utf-8")
@@ -108,14 +113,14 @@ def build(*, afresh: bool = True) -> None:
 
 
 def is_built(theory: str) -> bool:
-    """Return whether what was built last is this theory, word by word."""
+    """Return whether the last compiled version of a theory is this one, word by word."""
     kept = BUILT / f"{theory}.v"
     same = kept.exists() and kept.read_text(encoding="utf-8") == source_of(theory)
     return same and kept.with_suffix(".vo").exists()
 
 
 def has_coq() -> bool:
-    """Ask the compiler itself, with the libraries that the theories need."""
+    """Test the compiler with the libraries that the theories need."""
     if shutil.which("coqc") is None:
         return False
     BUILT.mkdir(parents=True, exist_ok=True)
@@ -126,7 +131,7 @@ def has_coq() -> bool:
 
 
 def check_independently() -> None:
-    """Have Coq's separate checker read the compiled theories again."""
+    """Let Coq's separate checker verify the compiled theories."""
     check_theories()
     started = time.perf_counter()
     report = run("coqchk", "-silent", "-o", *THEORIES, otherwise="coqchk does not accept the theories")

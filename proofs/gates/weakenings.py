@@ -1,8 +1,8 @@
-"""What must turn the check red, made one after the other in a copy of the tree.
+"""Changes that must fail the check, made one after the other in a copy of the repository.
 
-Each weakening changes one place of the code or of a theory. At once it is a digest that differs; then the digests are
-renewed, as somebody might who does not look, and the pinned statements, or a test that a claim names, must still
-notice. ``proofs/check weakenings`` tries all of them and prints what noticed which.
+Each weakening changes one place in the code or in a theory. First the changed digest must be detected. Then the digests
+are renewed without review, and the pinned statements or a test that a claim names must still detect the change.
+``proofs/check weakenings`` makes all of them and prints what detected which.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PRINTED = "what Coq prints"
 COMPARED = "compared "
 QUERY = "query "
 PARTS = {CASE: "model", FAMILY: "smt", COMPARED: "reference", QUERY: "symbolic"}
-"""The parts whose program runs what is named alone."""
+"""The parts whose program can run a single named item."""
 BEFORE_TRANSCRIPT = "Definition transcript (x : client -> G) (y : {ffun client -> G}) (r : coins) (s : coins) :=\n"
 ROUND_0 = "protocols/pairwise_mask/round0_advertise_keys.py"
 ROUND_1 = "protocols/pairwise_mask/round1_share_keys.py"
@@ -48,19 +48,20 @@ PLACES = REPOSITORY / "build" / "weakened"
 
 @dataclass(frozen=True, slots=True)
 class Weakening:
-    """One change, and what notices it when every digest has been renewed."""
+    """One change, and what detects it after all digests were renewed."""
 
     name: str
     file: str
     before: str
     after: str
     noticed_by: str = STATEMENTS
-    """The pinned statements or claims, what Coq prints, a case of the model, a family of the solver's, a kind of inputs
-    of the reference, a query of the symbolic models, or a test that a claim names."""
+    """The pinned statements or claims, what Coq prints, a case of the model, a family of the solver, a kind of inputs
+    of the reference, a query of the symbolic models, or a test that a claim names.
+    """
 
     @property
     def shown(self) -> str:
-        """What notices it, as documents name it."""
+        """What detects it, as the documents name it."""
         if self.noticed_by == STATEMENTS:
             return "the pinned statements"
         if self.noticed_by == CLAIMS:
@@ -73,9 +74,12 @@ class Weakening:
         return f"`{self.noticed_by.rpartition('::')[2]}`"
 
     def make(self, tree: Path) -> None:
-        """Make the change in a copy of the tree."""
+        """Make the change in a copy of the repository."""
         source = (tree / self.file).read_text(encoding="utf-8")
-        require(source.count(self.before) == 1, f"`{self.name}` changes one place of {self.file}; write down which")
+        require(
+            source.count(self.before) == 1,
+            f"`{self.name}` must change exactly one place in {self.file}; correct its text",
+        )
         (tree / self.file).write_text(source.replace(self.before, self.after), encoding="utf-8")
 
 
@@ -283,11 +287,11 @@ WEAKENINGS = (
         f"{LISTS}::test_forged_certificates",
     ),
 )
-"""Those that were asked for by name, and a few that would be tried next."""
+"""Weakenings that reviewers asked for, and a few that somebody might try next."""
 
 
 def check_weakenings() -> None:
-    """Make each weakening in a copy, and see the digests, and then what is left without them, turn red."""
+    """Make each weakening in a copy; the check must fail by the digests, and again without them."""
     there = importlib.util.find_spec("pytest") is not None
     require(there, f"pytest is missing in {sys.executable}; `make proofs`, or pip install '.[dev]'")
     if not PROGRAM.exists() or not all(map(is_built, THEORIES)):
@@ -302,20 +306,20 @@ def check_weakenings() -> None:
     others = {weakening.noticed_by for weakening in made} - tests
     require(
         _passes(sound, *sorted(tests)) and all(_is_green(sound, other) for other in sorted(others)),
-        "a copy of this tree is red without any weakening; see to that first",
+        "a copy of this repository fails without any weakening; fix that first",
     )
     copies.put(sound)
     with ThreadPoolExecutor(jobs) as pool:
         for weakening, unseen in zip(made, pool.map(lambda w: unseen_by(w, copies), made), strict=True):
             say(f"  {weakening.name}: {unseen or f'the digests, and without them {weakening.shown}'}")
-            require(not unseen, f"`{weakening.name}` was not noticed by {unseen}")
+            require(not unseen, f"`{weakening.name}` was not detected by {unseen}")
     shutil.rmtree(PLACES, ignore_errors=True)
-    left = "" if proverif else " (those that ProVerif would notice were NOT made)"
-    say(f"weakenings: {len(made)} made{left}, each red twice over, {time.perf_counter() - started:.0f} s")
+    left = "" if proverif else " (weakenings that ProVerif would detect were NOT made)"
+    say(f"weakenings: {len(made)} made{left}, each detected twice, {time.perf_counter() - started:.0f} s")
 
 
 def unseen_by(weakening: Weakening, copies: SimpleQueue[Path]) -> str:
-    """Return which of the two does not notice a weakening; nothing if both do."""
+    """Return which of the two checks does not detect a weakening; nothing if both do."""
     tree = copies.get()
     kept = {file: (tree / file).read_bytes() for file in (weakening.file, DIGESTS)}
     try:
@@ -340,14 +344,17 @@ def copied(tree: Path) -> Path:
 
 
 def named_tests() -> set[str]:
-    """Return the files of tests that claims name."""
+    """Return the test files that claims name."""
     return {test for claim in claims() for test in claim["tests"]}
 
 
 def _is_green(tree: Path, noticed_by: str) -> bool:
     if noticed_by in {STATEMENTS, CLAIMS}:
         return _check(tree, noticed_by)
-    require(_check(tree, "claims"), "renewed digests are red, so nobody knows what else would be")
+    require(
+        _check(tree, "claims"),
+        "the check fails with renewed digests, so nothing shows what else would detect the change",
+    )
     if noticed_by == PRINTED:
         return _check(tree, "recheck")
     for kind, part in PARTS.items():

@@ -1,8 +1,8 @@
-"""One request for shares to one client: what of the signatures that exist the client takes in it, and what it answers.
+"""One request for shares to one client: which of the existing signatures it accepts in the request, and its answer.
 
-At each place of a perfect request every other signature of the same client is tried first, by itself, and certificates
-and views that the server makes up beside too few true ones. A schedule then asks with the best that exists in it, and
-with the forgeries that a client takes at all. What is taken is a matter of the client, and not of this file.
+At each place of a valid request, every other signature of the same client is tried on its own, together with
+certificates and views that the server makes up in place of missing ones. A schedule then uses the best request that
+exists in it, and the forgeries that a client accepts. Only the client decides what is accepted, not this file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from setups import GENUINE, Set
 from showing import NO_SIGNATURE, World, set_on
 
 FREE, TAKEN, OTHER, NOTHING = 3, 2, 1, 0
-"""What there is for a place: made by the server, a signature that the client takes there, another one, none."""
+"""Contents of a place: made by the server, a signature that the client accepts there, another one, nothing."""
 FORGED_VIEWS = ("no views", "one view for all")
 
 
 class Signatures(Bits[tuple[int, bytes]]):
-    """Every statement that an honest client can sign in some schedule: who, and what."""
+    """Every statement that an honest client can sign in some schedule: the signer and the statement."""
 
     def __init__(self, world: World) -> None:
-        """Know of none."""
+        """Start without statements."""
         super().__init__()
         self._world = world
         self.of = dict[int, int]()
-        """All that a client can sign."""
+        """Return everything that a client can sign."""
 
     def bit(self, thing: tuple[int, bytes]) -> int:
         """Return the bit of a client's statement."""
@@ -50,27 +50,27 @@ class Place:
 
     signer: int
     exact: bytes
-    """What belongs there."""
+    """The signature that belongs there."""
     free: bytes | None
-    """What the server can sign by itself."""
+    """The signatures that the server can make by itself."""
     fits: int = 0
-    """The signatures that the client takes there."""
+    """The signatures that the client accepts there."""
     others: int = 0
-    """All others of the same client."""
+    """All other signatures of the same client."""
 
     def standing(self, pool: int) -> int:
-        """Return what there is for it among the signatures that exist."""
+        """Return the content of the place, among the existing signatures."""
         return FREE if self.free else TAKEN if pool & self.fits else OTHER if pool & self.others else NOTHING
 
     def signature(self, pool: int, signatures: Signatures) -> bytes:
-        """Return the best that exists."""
+        """Return the best existing one."""
         best = pool & self.fits or pool & self.others
         return self.free or (signatures.signature(best) if best else NO_SIGNATURE)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one honest client showed, and for which contributors."""
+    """The shares that one honest client revealed, and for which contributors."""
 
     owner: Owner
     path: Path
@@ -80,20 +80,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a request led to."""
+    """The result of a request."""
 
     messages: Messages
-    """The sequence with the request."""
+    """The message sequence including the request."""
     answer: Answer | None
-    """Nothing if it was refused."""
+    """Nothing if the request was refused."""
     shares: int = 0
-    """As bits."""
+    """The revealed shares, as bits."""
 
 
 class Request:
     """A request to one client on one path."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- where it stands
+    def __init__(  # noqa: PLR0913, PLR0917 -- its position
         self,
         paths: Paths,
         signatures: Signatures,
@@ -103,7 +103,7 @@ class Request:
         index: int,
         before: Messages,
     ) -> None:
-        """Try every signature at every place, after the perfect sequence up to here."""
+        """Try every signature at every place, after the valid sequence up to here."""
         self._paths, self._world, self._signatures, self._shares = paths, paths.world, signatures, shares
         self.client, self.path, self.contributors = client, path, path.asked[index]
         self._is_second = index > 0
@@ -147,7 +147,7 @@ class Request:
         sequence = (*before, *self._paths.next(request, is_second=self._is_second))
         return self._world.run((self.client, GENUINE), self.path.shown.attempt, sequence).accepted
 
-    # --- What is asked with -------------------------------------------------------------------------------------------
+    # --- Requests -----------------------------------------------------------------------------------------------------
 
     def _perfect(self) -> bytes:
         endorsements = {place.signer: place.exact for place in self._endorsers}
@@ -171,7 +171,7 @@ class Request:
         return self._world.request_of(self.path.shown, self.contributors, listed, views)
 
     def answer(self, before: Messages, pool: int) -> Answered:
-        """Ask, after a sequence of messages, with what exists in a schedule, and if need be with forgeries."""
+        """Send a request after a message sequence, with a schedule's signatures, and with forgeries if needed."""
         standing = tuple([place.standing(pool) for place in self._places])
         key = before, standing
         if key not in self._answered:
@@ -201,10 +201,10 @@ class Request:
                 return Answered(sequence, answer, self._shares.set_of(shares))
         return Answered(sequence, None)
 
-    # --- What is answered ---------------------------------------------------------------------------------------------
+    # --- Answers ------------------------------------------------------------------------------------------------------
 
     def _shown_shares(self, sequence: Messages) -> tuple[Share, ...] | None:
-        """Return every share, and every seed of an edge, that is somewhere in the answer."""
+        """Return every share, and every seed of an edge, that the answer contains."""
         world, path = self._world, self.path
         owner = self.client, path.shown.attempt
         answers = world.run((self.client, GENUINE), path.shown.attempt, sequence)

@@ -1,7 +1,7 @@
-"""Planting defects into the library, so that a run which finds nothing is known to look; and those of the client.
+"""Plants defects into the library, to show that the searches can find faults; with the defects of the client.
 
-Each replaces one function of the library, for as long as a case runs, by what somebody might have written instead: the
-function itself with a check taken out, where that can be said so, or another one.
+Each defect replaces one function of the library while a case runs: by the function itself with a check removed, if
+possible, or by another function.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Replacement = tuple[object, str, object]
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """A function of the library in which some words are others, made when it is planted."""
+    """A function of the library with parts of its source replaced; compiled when it is planted."""
 
     place: Any
     name: str
     changes: tuple[tuple[str, str], ...]
 
     def made(self) -> object:
-        """Return the function; each of the words has to stand in it once.
+        """Return the function; each part to replace must occur in its source exactly once.
 
         Raises:
-            LookupError: one does not, because the function was changed.
+            LookupError: a part does not, because the function has changed.
         """
         function = inspect.unwrap(inspect.getattr_static(self.place, self.name))
         source = textwrap.dedent(inspect.getsource(function))
         for old, new in self.changes:
             if source.count(old) != 1:
-                raise LookupError(f"{self.name} has {source.count(old)} times {old!r}; say anew what the defect is")
+                raise LookupError(f"{self.name} contains {source.count(old)} times {old!r}; update the defect")
             source = source.replace(old, new)
         made = dict[str, Any]()
-        exec(compile(source, f"<{self.name}, altered>", "exec"), function.__globals__, made)  # noqa: S102 -- its own words
+        exec(compile(source, f"<{self.name}, altered>", "exec"), function.__globals__, made)  # noqa: S102 -- the library's own source, altered
         return made[function.__name__]
 
 
 @contextmanager
 def planted(*replacements: Replacement) -> Iterator[None]:
-    """Have the library be defective in these ways."""
+    """Plant these defects into the library."""
     made = [(place, name, one.made() if isinstance(one, Altered) else one) for place, name, one in replacements]
     with ExitStack() as stack:
         for place, name, instead in made:
@@ -65,7 +65,7 @@ def planted(*replacements: Replacement) -> Iterator[None]:
 
 
 def altered(place: object, name: str, *changes: tuple[str, str]) -> Replacement:
-    """Return the replacement of a function by itself with some words for others."""
+    """Return a defect that replaces parts of a function's source."""
     return place, name, Altered(place, name, changes)
 
 
@@ -87,7 +87,7 @@ def _answer_again(original: Callable[..., bytes]) -> Callable[..., bytes]:
         kind = message_kind(message)
         if kind not in ANSWERED_AGAIN:
             return original(self, message)
-        # It remembers neither what it has signed nor that it has answered.
+        # It forgets what it has signed and that it has answered.
         masked = self._step.masked if isinstance(self._step, rounds3_4_unmasking.Confirmed) else self._step
         self._step, self._state = masked, _AWAITING[kind]
         reply = original(self, message)
@@ -130,7 +130,7 @@ def _signed_as(parts: Callable[..., tuple[bytes, ...]]) -> tuple[Replacement, ..
 
 
 def _checks(old: str, new: str = "False") -> tuple[Replacement, ...]:
-    """Return what looks at a set of contributors, with a condition that is another."""
+    """Return the check of a set of contributors, with another condition."""
     return (altered(rounds3_4_unmasking, "check_survivors", (f"if {old}:", f"if {new}:")),)
 
 
@@ -195,4 +195,4 @@ DEFECTS |= {
     for name in ("list not compared with the sharers", "signature not bound to the sharers")
 }
 POLICY_OFF: tuple[Replacement, ...] = ((SessionConfiguration, "require_population", nothing),)
-"""Clients that take parameters which they refuse otherwise: the checks are then all that is left."""
+"""Clients that accept parameters that they otherwise refuse, so that only the other checks remain."""

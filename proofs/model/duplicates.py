@@ -1,7 +1,7 @@
-"""A second client in the state of a first, so that what both take next can be compared.
+"""Copies of a client's state, so that different next messages can be compared.
 
-The library refuses to copy what holds secrets, and is right to. Here nobody is protected: a client that has taken some
-messages is copied, field by field, rather than made anew and led through the same messages a thousand times.
+The library rightly refuses to copy objects with secrets. Here nobody is protected: a client that has taken some
+messages is copied field by field, instead of leading a new client through the same messages a thousand times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCK = type(RLock())
 
 
 def duplicate(client: Client) -> Client:
-    """Return a client that will answer as this one would, and shares nothing with it that either can change."""
+    """Return a client that answers as this one would, and shares no mutable state with it."""
     made: Client = _copied(client, {})
     return made
 
@@ -47,7 +47,7 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:  # noqa: ANN401 -- anythin
         case _ if isinstance(value, _LOCK):
             copied = RLock()
         case _:
-            # What is left cannot be changed by anybody.
+            # Everything else is immutable.
             return value
     made[id(value)] = copied
     return copied

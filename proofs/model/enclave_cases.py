@@ -1,4 +1,4 @@
-"""The cases of the enclave's release rules: as they are, each check taken out by itself, and records that are lost."""
+"""The cases of the enclave's release rules: unchanged, with each check removed, and with lost records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.protocols.enclave.trusted.buffer import Entry, Models, ReleaseRules
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A search, and what is planted."""
+    """A search, with planted defects."""
 
     name: str
     defects: tuple[Replacement, ...] = ()
@@ -26,7 +26,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every case: the rules as they are, then without each check, then with what is lost."""
+    """Return every case: the unchanged rules, then each check removed, then lost records."""
     shipped = (
         Case("enclave: as released"),
         Case("enclave: as released, 4 models", setting=LARGE),
@@ -84,25 +84,25 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
     "a buffer has room": (ReleaseRules, "admit", "buffer.contributors >= configuration.maximum_cohort", "False"),
     "enough clients": (ReleaseRules, "require_releasable", "buffer.contributors < least", "False"),
 }
-"""Every check of the rules, by what it makes sure of: its function, its words, and what stands there without it."""
+"""Every check of the rules, by what it ensures: its function, its source text, and the replacement that removes it."""
 SETTINGS = {
     "a client's budget": WITH_NOISE,
     "a model of an upload has one number": LARGE,
     "a model has one upload of a client": LARGE,
 }
-"""Where a check is looked for elsewhere than in the usual setting."""
+"""Settings for checks that the usual setting does not reach."""
 COVERED: dict[str, tuple[str, ...]] = {
-    # Another buffer takes the place of the first, whose sums are never released.
+    # Another buffer replaces the first, whose sums are never released.
     "no buffer is open": (),
     "an announcement is of what counts": (),
     # A client has one upload for each number of a model, and an upload names its number.
     "an upload is taken once": ("a model has one upload of a client",),
 }
-"""Checks that are redundant, and what covers each: without the one nothing is found, without both something is."""
+"""Redundant checks, and what covers each: without the check no fault is found, without both one is."""
 
 
 def _without(*names: str) -> tuple[Replacement, ...]:
-    """Take checks out, several of one function as well."""
+    """Remove checks, possibly several in one function."""
     changes = dict[tuple[type, str], list[tuple[str, str]]]()
     for name in names:
         owner, function, old, new = CHECKS[name]
@@ -110,7 +110,7 @@ def _without(*names: str) -> tuple[Replacement, ...]:
     return tuple(altered(*place, *pairs) for place, pairs in changes.items())
 
 
-# --- What is lost -----------------------------------------------------------------------------------------------------
+# --- Lost records -----------------------------------------------------------------------------------------------------
 
 _OPEN, _ENTER, _CLOSE = ReleaseRules.open, ReleaseRules.enter, ReleaseRules.close
 
@@ -147,4 +147,4 @@ LOST: dict[str, tuple[Replacement, ...]] = {
     "a model under two numbers": ((ReleaseRules, "open", _forget_digests), (ReleaseRules, "enter", _forget_versions)),
     "a release leaves its buffer open": ((ReleaseRules, "close", _stay_open),),
 }
-"""Functions that forget what they have to remember."""
+"""Functions that forget what they must remember."""

@@ -1,8 +1,8 @@
-"""The enclave's release rules under a host that opens, fills, releases and gives up buffers in any order.
+"""The enclave's release rules under a host that opens, fills, releases and discards buffers in any order.
 
-The library's own ``ReleaseRules`` is driven. Cryptography is ideal: an upload is signed by its client, so the host can
-hand over the uploads that exist as often as it likes, and any that a corrupted client makes. Every sequence of calls up
-to a length is tried; sequences that lead to the same state are continued once.
+The search runs the library's own ``ReleaseRules`` with ideal cryptography: clients sign uploads, so the host can submit
+existing uploads as often as it likes, and any upload of a corrupted client. Every sequence of calls up to a length is
+tried; sequences that lead to the same state are continued once.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ COHORT, LARGEST_COHORT, OLDEST = 2, 3, 1
 VERSIONS = (0, 1)
 MODELS = {version: bytes([version]) * 32 for version in VERSIONS}
 RELABELLED = (2, MODELS[1])
-"""The host's third number, for a model that it has announced under another."""
+"""The host's third number, for a model that it has already announced under another number."""
 LAST = (3, bytes([3]) * 32)
-"""Of its fourth model nobody has an update, and those of the third number are one model old by then."""
+"""No client has an update for the fourth model, and updates for the third are then one model old."""
 OTHER_MODEL = bytes([9]) * 32
-"""What the host gives to one client as the newest model."""
+"""The model that the host gives to one client as the newest."""
 BUDGET = 1
-"""In how many releases a client may be, where the enclave adds noise."""
+"""Maximum number of releases with one client, if the enclave adds noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the enclave is configured to do."""
+    """The enclave's configuration."""
 
     with_noise: bool = False
     is_large: bool = False
@@ -54,12 +54,12 @@ class Taken:
 
     entry: Entry
     age: int
-    """How many models older it is than what the buffer updates."""
+    """By how many models it is older than the model that the buffer updates."""
 
 
 @dataclass(slots=True)
 class Host:
-    """A state: the rules, the buffer with its model, and what was released."""
+    """A state: the rules, the buffer with its model, and the releases so far."""
 
     rules: ReleaseRules
     buffer: frozenset[Taken] = frozenset()
@@ -68,7 +68,7 @@ class Host:
     is_destroyed: bool = False
 
     def key(self) -> object:
-        """Return what tells states apart: everything that the rules remember, and everything that came out."""
+        """Return what distinguishes states: everything that the rules remember, and everything that was released."""
         if self.rules.state is BufferState.DESTROYED:
             return self.rules.state
         remembered = [_frozen(value) for name, value in vars(self.rules).items() if name != "_configuration"]
@@ -76,14 +76,14 @@ class Host:
 
 
 def uploads(setting: Setting) -> list[Entry]:
-    """Return the uploads that exist: three honest clients' for each model, and those that a corrupted one makes."""
+    """Return the existing uploads: those of three honest clients for each model, and those of a corrupted one."""
     newest = VERSIONS[-1]
     made = [_entry(client, version, MODELS[version]) for client in (1, 2, 3) for version in VERSIONS]
-    # The corrupted client seals what it likes, and as often as it likes.
+    # The corrupted client seals any upload, any number of times.
     sealed = ((newest, b"+"), (0, b""), (newest, b""), (0, b"-"))
     made += [_entry(4, version, MODELS[version], mark) for version, mark in sealed[: 3 + setting.is_large]]
-    # What an honest client would seal a second time, if the host could give its model another number, and what it
-    # would seal for a model that nobody else has.
+    # What an honest client would seal a second time if the host gave its model another number, and what it would seal
+    # for a model that nobody else has.
     version, digest = RELABELLED
     made += [_entry(client, version, digest) for client in (2, 3)]
     made += [_entry(2, newest, OTHER_MODEL)]
@@ -95,7 +95,7 @@ def _entry(client: int, version: int, digest: bytes, mark: bytes = b"") -> Entry
 
 
 def explore(setting: Setting) -> Report:
-    """Try every call in every state until nothing new is reached, up to the first release that tells too much."""
+    """Try every call in every state until nothing new is reached, up to the first release that reveals too much."""
     report, calls = Report(), list(_calls(setting))
     start = Host(ReleaseRules(_configuration(setting)))
     seen, frontier = {start.key()}, [(start, tuple[str, ...]())]
@@ -108,7 +108,7 @@ def explore(setting: Setting) -> Report:
                 try:
                     act(after)
                 except (SecAggError, IndexError, ValueError):
-                    # What no rule refuses can fail all the same, and then nothing was done.
+                    # A call that no rule refuses can still fail; then it has no effect.
                     report.refused += 1
                 key = after.key()
                 if key in seen:
@@ -131,7 +131,7 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
     for upload in uploads(setting):
         name = f"take {upload.client} of model {upload.version}"
         yield name, lambda host, upload=upload: _take(host, upload)  # type: ignore[misc]
-    # It announces older models, right or wrong: whatever it says first under a number stands.
+    # The host announces older models, truthfully or not; its first announcement of a number counts.
     for version, digest in (*MODELS.items(), (0, MODELS[VERSIONS[-1]]), (VERSIONS[-1], OTHER_MODEL)):
         yield f"announce {version}", lambda host, version=version, digest=digest: host.rules.announce(version, digest)  # type: ignore[misc]
     yield "release", _release
@@ -141,12 +141,12 @@ def _calls(setting: Setting) -> Iterator[tuple[str, Callable[[Host], None]]]:
 
 def _open(host: Host, version: int, digest: bytes) -> None:
     host.rules.open(version, digest)
-    # The sums begin anew; what another buffer held is lost.
+    # The sums start again; another buffer's content is lost.
     host.buffer, host.version = frozenset(), version
 
 
 def _take(host: Host, upload: Entry) -> None:
-    """Do what the enclave does with an upload that opens."""
+    """Do what the enclave does with an upload that it could decrypt."""
     host.rules.admit(upload)
     host.rules.enter(upload)
     host.buffer |= {Taken(upload, host.version - upload.version)}
@@ -201,7 +201,7 @@ def _fault_of(sum_: frozenset[Taken]) -> str | None:
 
 
 def _values(sum_: frozenset[Taken]) -> set[tuple[ClientId, bytes]]:
-    """Return the clients and models of the updates in a sum; a client has one update for a model."""
+    """Return the clients and models of the updates in a sum; a client has one update per model."""
     return {(taken.entry.client, taken.entry.model_digest) for taken in sum_}
 
 
@@ -222,8 +222,8 @@ def _configuration(setting: Setting) -> EnclaveConfiguration:
     )
 
 
-def _copied(rules: Any) -> Any:  # noqa: ANN401 -- rules, or what they remember of a buffer
-    """Return the same, sharing nothing that changes."""
+def _copied(rules: Any) -> Any:  # noqa: ANN401 -- rules, or their memory of a buffer
+    """Return a copy that shares no mutable state."""
     made = object.__new__(type(rules))
     for name in _fields(rules):
         value = getattr(rules, name)
@@ -235,7 +235,7 @@ def _copied(rules: Any) -> Any:  # noqa: ANN401 -- rules, or what they remember 
     return made
 
 
-def _fields(value: Any) -> Iterable[str]:  # noqa: ANN401 -- rules, or what they remember of a buffer
+def _fields(value: Any) -> Iterable[str]:  # noqa: ANN401 -- rules, or their memory of a buffer
     return value.__slots__ if isinstance(value, Buffer | Models) else vars(value)
 
 

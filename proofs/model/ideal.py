@@ -1,9 +1,9 @@
-"""Ideal signatures, key agreement and encryption in the place of the library's backends, for as long as a case runs.
+"""Ideal signatures, key agreement and encryption that replace the library's backends while a case runs.
 
-The library reaches its backends by a few names in as many modules; ``installed`` puts ideal ones there, and nothing
-else of the library changes. A signature is valid if it was made, a ciphertext opens if it was sealed, and an exchange
-gives both ends one value: there is nothing that could be computed from a public key. Hashes and key derivation stay the
-library's own, since to a server that only handles what it was given they are names for their arguments.
+The library calls its backends by a few names in a few modules; ``installed`` replaces these and changes nothing else. A
+signature is valid if it was made, a ciphertext opens if it was sealed, and a key agreement gives both ends the same
+value; nothing can be computed from a public key. Hashes and key derivation are the library's own, because a server that
+only handles given values can treat them as names for their arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from secagg.protocols.two_servers import upload as upload_module
 from secagg.session import certificates as identity
 
 UPLOADED = bytes(32)
-"""The digest of every upload: what a vector holds decides nothing."""
+"""The digest of every upload; the content of a vector decides nothing."""
 _SIGNED = set[tuple[bytes, bytes, bytes]]()
 _SEALED = dict[tuple[bytes, bytes, bytes, bytes], bytes]()
 _PLAINTEXTS = dict[bytes, bytes]()
@@ -38,7 +38,7 @@ _EXPANDED = set[tuple[bytes, int]]()
 
 
 class IdealSignatureKey:
-    """What signs: a signature is a name for who signed what."""
+    """A signing key: a signature is a name for the signer and the signed bytes."""
 
     def __init__(self, public: bytes) -> None:
         self.public = public
@@ -57,7 +57,7 @@ class IdealSignatureKey:
 
 
 class IdealVerificationKey:
-    """What verifies: it looks up whether this was signed."""
+    """A verification key: it looks up whether the bytes were signed."""
 
     def __init__(self, public: bytes) -> None:
         self.public = public
@@ -82,7 +82,7 @@ class IdealExchangeKey:
 
     @classmethod
     def from_private_bytes(cls, scalar: bytes) -> IdealExchangeKey:
-        # The top byte is cleared, so that the encoding is the canonical one of some coordinate.
+        # The top byte is zero, so the encoding is canonical.
         return cls(_name(b"exchange", bytes(scalar))[:31] + b"\0")
 
     @classmethod
@@ -100,7 +100,7 @@ class IdealExchangeKey:
 
 
 class IdealSealing:
-    """Encryption: a ciphertext is a name for what was sealed, and opens under the same key, nonce and data."""
+    """Encryption: a ciphertext is a name for the plaintext, and opens under the same key, nonce and associated data."""
 
     def __init__(self, key: bytes) -> None:
         self.key = bytes(key)
@@ -123,7 +123,7 @@ class IdealSealing:
 
 
 class IdealSealingKey:
-    """What seals to one receiver: a sealed seed is a name for the seed, the receiver, and what it is bound to."""
+    """Seals to one receiver: a sealed seed is a name for the seed, the receiver and the bound context."""
 
     def __init__(self, suite: Suite, encoded: bytes, **_: object) -> None:
         self.encoded = encoded
@@ -140,7 +140,7 @@ class IdealSealingKey:
 
 
 class IdealSealingPair:
-    """The one who opens what was sealed to it, bound to the same."""
+    """The receiver, who opens seeds that were sealed to it with the same context."""
 
     def __init__(self, suite: Suite, root: Secret, attempt: AttemptContext) -> None:
         self.public_key = IdealSealingKey(suite, _name(b"sealing", bytes(root.expose()), attempt.digest)[:31] + b"\0")
@@ -181,23 +181,23 @@ class IdealHybridPair(IdealSealingPair):
 
 @contextmanager
 def masks_expanded() -> Iterator[set[tuple[bytes, int]]]:
-    """Note the key and the sign of every mask that is expanded meanwhile."""
+    """Record the key and the sign of every mask that is expanded in the meantime."""
     _EXPANDED.clear()
     yield _EXPANDED
 
 
 def _expand(_: object, __: object, *, add: Iterable[Secret], subtract: Iterable[Secret], **___: object) -> None:
-    """Stand in for the expansion of masks: a mask is a name for its key, and adding it is being seen with its sign."""
+    """Replace mask expansion: a mask is a name for its key, and adding it records its sign."""
     for sign, keys in ((1, add), (-1, subtract)):
         _EXPANDED.update((bytes(key.expose()), sign) for key in keys)
 
 
 @contextmanager
 def installed(*, with_masks: bool = False) -> Iterator[None]:
-    """Have the library use ideal cryptography; what was signed and sealed before is forgotten.
+    """Let the library use ideal cryptography; earlier signatures and ciphertexts are forgotten.
 
     Args:
-        with_masks: expand masks as the library does, for sums that come out.
+        with_masks: expand masks as the library does, so that sums are computed.
     """
     _SIGNED.clear()
     _SEALED.clear()
@@ -221,7 +221,7 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, ideal in places:
             stack.enter_context(mock.patch.object(module, name, ideal))
-        identity._certified.cache_clear()  # noqa: SLF001 -- what it remembers was verified by other means
+        identity._certified.cache_clear()  # noqa: SLF001 -- the cache was filled by other means
         try:
             yield
         finally:
@@ -229,7 +229,7 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
 
 
 def sealed_plaintext(sealed: bytes) -> bytes:
-    """Return what is in a ciphertext, for the bookkeeping of who was sent which share."""
+    """Return the plaintext of a ciphertext, to record who received which share."""
     return _PLAINTEXTS[sealed]
 
 

@@ -1,7 +1,7 @@
-"""Who takes part in rounds of the two servers, and what each can send: keys, rounds, uploads, one server's state.
+"""Parties of rounds with two servers, and everything that each can send: keys, rounds, uploads, one server's state.
 
-Uploads are made by the library's own ``Client`` and opened by its own ``HalfOpener``, with ideal signatures and
-ciphertexts. The update of a client is one ring element that no other has, so that a sum names its addends.
+The library's own ``Client`` makes the uploads and its own ``HalfOpener`` opens them, with ideal signatures and
+ciphertexts. A client's update is one ring element that no other client has, so a sum identifies its addends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COHORT = 2
 REJECTIONS = 1
 WIDTH = 60
 HONEST = frozenset({1, 2, 4})
-"""The clients that follow the protocol; 3 and 5 are corrupted, and nobody certified 9."""
+"""The honest clients; 3 and 5 are corrupted, and nobody certified 9."""
 
 
 def signing_key_of(party: str) -> SigningKey:
@@ -49,40 +49,41 @@ def signing_key_of(party: str) -> SigningKey:
 
 
 class UnboundMember(TwoServersMember):
-    """A client whose servers count the layout that it has, whatever the model."""
+    """A client whose servers count its layout, for any model."""
 
-    def layout_for(self, subject: Subject, model: bytes) -> Layout:  # noqa: ARG002 -- the method's
+    def layout_for(self, subject: Subject, model: bytes) -> Layout:  # noqa: ARG002 -- the method's signature
         """Return the client's own layout."""
         return subject.layout
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An upload that exists: what it is, and its half for each server."""
+    """An existing upload: its identity, and its half for each server."""
 
     client: int
     update: str
     entry: Entry
     halves: tuple[bytes, bytes]
     values: tuple[int, int]
-    """What each server adds for it."""
+    """The values that each server adds for it."""
     is_unit: bool = True
     """Whether its check passes between two honest servers."""
     is_authentic: bool = True
-    """Whether the client that it names is certified, and made it."""
+    """Whether the client that it names is certified and made it."""
 
     @property
     def name(self) -> str:
-        """What traces call it."""
+        """Its name in traces."""
         return f"{self.client}{self.update}"
 
 
 @dataclass
 class IdealExchange:
-    """A check that says who cheated: an upload is taken if it is of unit vectors, or if a corrupted server says so.
+    """A check that identifies who cheated: it accepts unit vectors, and others if a corrupted server vouches.
 
-    What is said of an upload names it. An answer repeats the proposal that it answers, so that two answers to two
-    proposals can be told apart. As with the library's own, nothing is decided before something was said.
+    Messages about an upload name it. An answer repeats its proposal, so answers to two proposals differ. As in the
+    library,
+    no decision is made before a message was exchanged.
     """
 
     server: ServerId
@@ -90,28 +91,28 @@ class IdealExchange:
     has_said: bool = False
 
     def says(self, what: bytes) -> bytes:
-        """Return words about this upload."""
+        """Return a message about this upload."""
         return self.entry.upload_id[:4] + what
 
     def propose(self) -> bytes:
-        """Say, as server 1, what server 0 answers."""
+        """As server 1, propose what server 0 answers."""
         self.has_said = True
         return self.says(b"1")
 
     def answer(self, proposal: bytes) -> bytes:
-        """Answer as server 0."""
+        """As server 0, answer."""
         if proposal[:4] != self.says(b""):
             raise MalformedMessage("this is about another upload", reason=Reason.NOT_CANONICAL)
         self.has_said = True
         return self.says(proposal[4:] + (b"+" if self.entry.upload_id not in REFUTED else b"-"))
 
     def conclude(self, answer: bytes) -> bytes:
-        """Decide as server 1."""
+        """As server 1, decide."""
         self._decide(answer)
         return self.says(b"+")
 
     def settle(self, conclusion: bytes) -> None:
-        """Decide as server 0."""
+        """As server 0, decide."""
         self._decide(conclusion)
 
     def _decide(self, heard: bytes) -> None:
@@ -121,26 +122,26 @@ class IdealExchange:
             raise PeerMisbehaved("the openings contradict each other", reason=Reason.ONE_HOT_REFUTED, culprits=())
 
     def add_to(self, totals: RoundTotals) -> None:
-        """Add nothing: there are no index segments."""
+        """Add nothing, because there are no index segments."""
 
     def wipe(self) -> None:
-        """Forget nothing: there are no seeds."""
+        """Erase nothing, because there are no seeds."""
 
 
 REFUTED = set[bytes]()
-"""The ids of uploads that are not of unit vectors."""
+"""The ids of uploads that are not unit vectors."""
 
 
 def exchange(_: object, upload: Upload, entry: Entry, *__: object) -> IdealExchange:
-    """Stand in for ``HalfOpener._exchange``."""
+    """Replace ``HalfOpener._exchange``."""
     return IdealExchange(upload.server, entry)
 
 
 class Place:
-    """One round of one layout: its configuration, and what can be sent there."""
+    """One round of one layout: its configuration and its possible messages."""
 
     def __init__(self, round_number: int, *, width: int = WIDTH, room: int = 6) -> None:
-        """Fix who takes part."""
+        """Choose the parties."""
         self.round_number = round_number
         self.layout = Layout((RingSegment(width, 1),))
         self.server_keys = [signing_key_of(f"server {index}") for index in (0, 1)]
@@ -160,7 +161,7 @@ class Place:
         self.sent = dict[str, Sent]()
 
     def stamp(self, index: int) -> RoundStamp:
-        """Return the stamp of one server here."""
+        """Return the stamp of one server in this round."""
         return RoundStamp(context=self.configuration.context, round_number=self.round_number, server=ServerId(index))
 
     def values(self, share: bytes, index: int) -> tuple[Any, ...]:
@@ -168,7 +169,7 @@ class Place:
         return OutputShare.decode(share, Due(self.stamp(index), self.configuration)).values(self.configuration)
 
     def server(self, index: int, *, life: int = 0) -> IndexingServer:
-        """Start a server, in its first or its second life."""
+        """Start a server, in its first or second run."""
         with Secret("pair key", bytes(32)) as pair_key:
             return IndexingServer(
                 self.configuration,
@@ -185,12 +186,12 @@ class Place:
 
     @cached_property
     def fresh(self) -> tuple[IndexingServer, IndexingServer]:
-        """Both servers, as they begin."""
+        """Both servers at their start."""
         return self.server(0), self.server(1)
 
     @property
     def offers(self) -> tuple[bytes, bytes]:
-        """What clients are offered."""
+        """The offer to clients."""
         return self.fresh[0].offer, self.fresh[1].offer
 
     def payload(self, client: int, update: str) -> Payload:
@@ -207,12 +208,12 @@ class Place:
         return issue_certificate(self.authority, ClientId(number), signing_key.public_key), signing_key
 
     def send(self, client: int, update: str = "", *, is_unit: bool = True) -> Sent:
-        """Have a client upload, with a ledger of its own that knows of no other upload."""
+        """Let a client upload, with a ledger that knows no other upload."""
         halves = self.shared(client, update, SpentUpdates())
         return self.remember(client, update, halves, is_unit=is_unit)
 
     def send_in_the_name_of(self, client: int, *, certified: bool) -> Sent:
-        """Have somebody upload in the name of a client without its key, or of one that nobody certified."""
+        """Upload in the name of a client without its key, or in the name of an uncertified client."""
         own, key = self.certified(3)
         named = self.certified(client)[0] if certified else issue_certificate(key, ClientId(client), own.public_key)
         halves = self.shared(3, "forged", SpentUpdates(), named=(named, key), payload=self.payload(client, "forged"))
@@ -227,7 +228,7 @@ class Place:
         named: tuple[Certificate, SigningKey] | None = None,
         payload: Payload | None = None,
     ) -> tuple[Upload, Upload]:
-        """Have an honest client share an update here; it insists on this place's servers and layout."""
+        """Let an honest client share an update in this round; it requires this round's servers and layout."""
         configuration, (certificate, signing_key) = self.configuration, self.certified(client)
         model = hashlib.sha256(update.encode()).digest()
         made = Update(payload or self.payload(client, update), model)
@@ -269,7 +270,7 @@ class Place:
         is_unit: bool = True,
         is_authentic: bool = True,
     ) -> Sent:
-        """Note what an upload is, and what each server adds for it."""
+        """Record what an upload is, and what each server adds for it."""
         header = halves[0].header
         entry = Entry(header.client, halves[0].upload_id(self.configuration))
         values = tuple(self._value(index, half) for index, half in enumerate(halves))
@@ -287,23 +288,23 @@ class Place:
         return total_of(totals)
 
     def signed_list(self, index: int, entries: tuple[Entry, ...], signer: SigningKey | None = None) -> bytes:
-        """Return a server's list of these uploads, signed with its key or with another."""
+        """Return a server's list of these uploads, signed with its key or another."""
         return AcceptedList.signed(self.stamp(index), entries, signer or self.server_keys[index]).encode()
 
     def subsets(self) -> Iterator[tuple[Entry, ...]]:
-        """Return every set of uploads that a list could name."""
+        """Return every set of uploads that a list can name."""
         entries = sorted(sent.entry for sent in self.sent.values())
         for size in range(1, len(entries) + 1):
             yield from combinations(entries, size)
 
     @cached_property
     def named_by(self) -> dict[bytes, tuple[Entry, ...]]:
-        """Who is meant by the digest of a list."""
+        """The clients behind the digest of a list."""
         return {entries_digest(entries): entries for entries in self.subsets()}
 
     @cached_property
     def addends(self) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
-        """Whose uploads a share of the sum is made of, and how often each is in it."""
+        """The uploads in a share of the sum, and how often each is in it."""
         found: tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]] = ({}, {})
         uploads = list(self.sent.values())
         for often in product(range(3), repeat=len(uploads)):
@@ -321,7 +322,7 @@ def total_of(totals: RoundTotals) -> int:
 
 
 def copied(server: IndexingServer) -> IndexingServer:
-    """Return a server that remembers the same, and shares nothing with it that either changes."""
+    """Return a copy of a server that shares no mutable state with it."""
     made: Any = shallow(server)
     rules, release, opener, totals = map(shallow, (made._rules, made._release, made._opener, made._totals))  # noqa: SLF001
     for name in ("_entries", "_standing", "_clients", "_waiting"):
@@ -337,8 +338,8 @@ def copied(server: IndexingServer) -> IndexingServer:
     return made  # type: ignore[no-any-return]
 
 
-def memory_of(server: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a server, with what it remembers
-    """Return all that a server remembers, without the order in which uploads came, and without reasons."""
+def memory_of(server: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a server, with its memory
+    """Return everything that a server remembers, except the order of uploads and the reasons of refusals."""
     rules, release, totals = server._rules, server._release, server._totals  # noqa: SLF001
     return (
         server.offer,
@@ -358,11 +359,11 @@ def memory_of(server: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a server, with
     )
 
 
-def _remembered(upload: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- an upload that waits
+def _remembered(upload: Any) -> tuple[Any, ...]:  # noqa: ANN401 -- a pending upload
     return upload.asked or b"", upload.exchange.has_said
 
 
-def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload that waits
+def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- a pending upload
     key, said = upload.mask_key, upload.exchange
     return OpenedUpload(
         upload.entry,
@@ -373,12 +374,12 @@ def _copied_upload(upload: Any) -> OpenedUpload:  # noqa: ANN401 -- an upload th
     )
 
 
-def shallow(kept: Any) -> Any:  # noqa: ANN401 -- anything with a dictionary; the library's own refuse to be copied
-    """Return the same, for which other things can be set."""
+def shallow(kept: Any) -> Any:  # noqa: ANN401 -- any object with a dictionary; the library's own refuse to be copied
+    """Return a copy with its own attributes."""
     made = object.__new__(type(kept))
     vars(made).update(vars(kept))
     return made
 
 
 PATCHES = ((opened_upload.HalfOpener, "_exchange", exchange),)
-"""What stands in for the check of unit vectors."""
+"""Replaces the check of unit vectors."""

@@ -1,8 +1,8 @@
-"""What the server knows after a schedule, and whether it is more than one sum over enough honest clients.
+"""Computes what the server knows after a schedule, and whether this is more than one sum over enough honest clients.
 
-A secret is known from ``threshold`` of its shares, those of corrupted holders included (``shamir.v``). Of the uploads
+A secret is known from ``threshold`` of its shares, including those of corrupted holders (``shamir.v``). Of the uploads,
 exactly the sums over open components are revealed (``masks.v``: uploads_hide, uploads_reveal). This file computes both
-by themselves and not with the library's ``revealed_sets``, from the masks that were seen to go into each upload.
+independently of the library's ``revealed_sets``, from the masks that were observed in each upload.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from setups import GENUINE, IMPOSTOR, REPLAYED, Set, Setup, Shown
 
 SELF, ROOT, EDGE = "self-mask seed", "mask root", "seed of an edge"
 Owner = tuple[int, int]
-"""Whose secret or upload: a client, in an attempt."""
+"""Owner of a secret or an upload: a client, in an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that the server holds, with its secret, owner and holder; or the seed of their edge."""
+    """A share that the server has, with its secret, owner and holder; or the seed of their edge."""
 
     secret: str
     owner: Owner
@@ -39,12 +39,12 @@ class Upload:
     sharers: Set
     masks: frozenset[Mask]
     input_name: tuple[int, int]
-    """Which input: a client, and the attempt in which it was first uploaded."""
+    """Identity of an input: a client, and the attempt in which it was first uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The secrets that the server has enough shares of."""
+    """The secrets of which the server has enough shares."""
 
     seeds: frozenset[Owner]
     roots: frozenset[Owner]
@@ -52,7 +52,7 @@ class Known:
 
 
 def known_secrets(setup: Setup, shares: Iterable[Share]) -> Known:
-    """Return what the shares determine."""
+    """Return the secrets that the shares determine."""
     holders, edges = dict[tuple[str, Owner], set[int]](), set[frozenset[Owner]]()
     for share in shares:
         if share.secret == EDGE:
@@ -68,7 +68,7 @@ def known_secrets(setup: Setup, shares: Iterable[Share]) -> Known:
 
 
 def leaked_to_corrupted(setup: Setup, owner: Owner, shown: Shown) -> list[Share]:
-    """Return the shares that an honest client seals to keys which are not an honest client's."""
+    """Return the shares that an honest client seals to keys of the server or of corrupted clients."""
     client, _ = owner
     return [
         Share(secret, owner, holder)
@@ -79,7 +79,7 @@ def leaked_to_corrupted(setup: Setup, owner: Owner, shown: Shown) -> list[Share]
 
 
 def fault(setup: Setup, uploads: Sequence[Upload], known: Known, names: Mapping[bytes, MaskName]) -> str | None:
-    """Return what the server has learned that it must not, in words; nothing if it has not."""
+    """Return a description of what the server must not know but does; nothing if there is none."""
     both = sorted(known.seeds & known.roots)
     if both:
         return f"both secrets of client {both[0][0]}"
@@ -101,7 +101,7 @@ def fault(setup: Setup, uploads: Sequence[Upload], known: Known, names: Mapping[
 def _open_components(
     setup: Setup, uploads: Sequence[Upload], known: Known, names: Mapping[bytes, MaskName]
 ) -> list[frozenset[Upload]]:
-    """Return the uploads that are joined by masks which the server does not know, where no other such mask is left."""
+    """Return components of uploads that are joined by unknown masks, where no other unknown mask remains."""
     holders = dict[Mask, Upload]()
     for upload in uploads:
         holders |= dict.fromkeys(upload.masks, upload)
@@ -127,7 +127,7 @@ def _open_components(
 
 
 def _is_known(setup: Setup, name: MaskName | None, known: Known) -> bool:
-    """Whether the server can expand a mask; one that nobody can name, it cannot."""
+    """Whether the server can expand a mask; it cannot expand one whose key has no name."""
     if name is None:
         return False
     kind, owners = name
@@ -145,7 +145,7 @@ def _owner(keys: KeyOwner) -> Owner:
 
 
 def _combines_to(rows: Sequence[frozenset[tuple[int, int]]], few: frozenset[tuple[int, int]]) -> bool:
-    """Whether some combination of the revealed sums involves these inputs alone."""
+    """Whether some combination of the revealed sums depends only on these inputs."""
     others = sorted({name for row in rows for name in row} - few)
     outside = [[Fraction(name in row) for name in others] for row in rows]
     everything = [[Fraction(name in row) for name in (*others, *sorted(few))] for row in rows]

@@ -1,7 +1,7 @@
 """The five obligations of ``quorum.v``, asserted at every answer of an honest client.
 
-The theorems for any number of clients take them for granted of the client class; here each is asked of what the class
-did in a schedule: what it signed, under which masks it uploaded, and for whom it showed which share.
+The theorems for any number of clients assume them of the client class. Here each is checked for what the class did in a
+schedule: what it signed, which masks it added, and for which contributors it revealed which share.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from showing import World
 
 @dataclass(frozen=True, slots=True)
 class Deeds:
-    """What honest clients did in a schedule."""
+    """The actions of honest clients in a schedule."""
 
     signed: Mapping[Owner, Path]
-    """Who signed every list on its path."""
+    """The signers of every list on a path."""
     uploads: Mapping[Owner, Upload]
 
 
 def broken_alone(world: World, path: Path) -> Iterator[str]:
-    """Yield the name of each obligation that a client does not meet whatever others do."""
+    """Yield the name of each obligation that a client violates, whatever others do."""
     if len({*path.signed}) > 1:
         yield "signs_once"
     committee = world.committee(path.shown)
@@ -37,7 +37,7 @@ def broken_alone(world: World, path: Path) -> Iterator[str]:
 
 
 def broken_by(world: World, answer: Answer, deeds: Deeds) -> Iterator[str]:
-    """Yield the name of each obligation that an answer does not meet."""
+    """Yield the name of each obligation that an answer violates."""
     stands = _answers_for(world, answer, deeds)
     for share in answer.shares:
         contributed = share.owner[0] in answer.contributors
@@ -50,7 +50,7 @@ def broken_by(world: World, answer: Answer, deeds: Deeds) -> Iterator[str]:
 
 
 def _answers_for(world: World, answer: Answer, deeds: Deeds) -> bool:
-    """Whether a client may answer for these sets: certified, with itself in them, and enough."""
+    """Whether a client may answer for these sets: they are certified, contain it, and are large enough."""
     path, contributors, setup = answer.path, answer.contributors, world.setup
     pair = path.shown, path.sharers
     endorsers = [

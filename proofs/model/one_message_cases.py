@@ -1,4 +1,4 @@
-"""What each case of one message a client lets happen, and the defects that are planted, so that each is found."""
+"""The cases of one message: what each lets happen, with planted defects that the search must find."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ Search = Setting | Callable[[], Report]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A search, and what is planted."""
+    """A search, with planted defects."""
 
     name: str
     search: Search
-    """Holders and the uploads that they are sent, or something else to explore."""
+    """Holders with the uploads that they receive, or another search."""
     defects: tuple[Replacement, ...] = ()
     attacked: bool = False
     every: bool = False
-    """Whether every honest holder is searched, and not one for all."""
+    """Whether every honest holder is searched, instead of one for all."""
 
     def explore(self) -> Report:
         """Run it, with ideal cryptography."""
         with ideal.installed(), planted(*PATCHES, *self.defects), remembered_decoding(), ExitStack() as stack:
-            configuration._verified_epoch.cache_clear()  # noqa: SLF001 -- what it remembers was verified in another case
+            configuration._verified_epoch.cache_clear()  # noqa: SLF001 -- entries of another case
             stack.callback(configuration._verified_epoch.cache_clear)  # noqa: SLF001
             if isinstance(self.search, Setting):
                 every = self.every or bool(self.search.bad_clients)
@@ -66,7 +66,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every case: holders and clients as they are, then with each defect, then beyond the bounds."""
+    """Return every case: unchanged holders and clients, then each defect, then parameters beyond the bounds."""
     shipped = (
         Case("one message: a client, two epochs", one_message_clients.explore),
         Case("one message: 4 holders, two lists", ONE_ROUND),
@@ -109,7 +109,7 @@ def _place_part(self: Any, work: Any, upload_list: UploadList, reply: bytes) -> 
 
 
 def _with_zeros(self: Any, work: Any, upload_list: UploadList) -> dict[bytes, Any]:  # noqa: ANN401
-    """Return what was accepted, and zero for each share of a list that never came."""
+    """Return the accepted shares, and zero for each missing share of a list."""
     sizes = work.agreement.parameters
     terms = upload_list.terms
     words = np.zeros(sizes.secret_columns + CHECK_WORDS, np.int64)
@@ -133,7 +133,7 @@ def _without_the_secret(corrupted: int, packing: int) -> int:
 
 
 def _often(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
-    """Count each signature, whatever its signer."""
+    """Count each signature, whoever signed it."""
     if len(certified.certificate) < agreement.record.quorum:
         raise PeerMisbehaved("too few signatures", reason=Reason.QUORUM_NOT_MET, culprits=UNDECIDED)
     for one in certified.certificate:
@@ -142,7 +142,7 @@ def _often(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -
 
 
 def _any_number(agreement: Agreement, upload_list: bytes, certified: CertifiedList) -> None:
-    """Verify signatures, and ask for none."""
+    """Verify signatures, but require none."""
     for one in certified.certificate:
         signed = ListSignature(t0=agreement.t0, holder=one.holder, upload_list=upload_list)
         agreement.verify(one.holder, one.signature, Label.ONE_MESSAGE_SIGNED_LIST, *signed.parts)
@@ -161,7 +161,7 @@ def _any_epoch(self: Any, spent: Spent, _: int) -> None:  # noqa: ANN401 -- a le
     _CHARGE(self, spent, self._record.newest_epoch)
 
 
-def _in_memory(self: Any, record: Any) -> None:  # noqa: ANN401 -- a ledger, and what it remembers
+def _in_memory(self: Any, record: Any) -> None:  # noqa: ANN401 -- a ledger, and its entries
     self._record = record
 
 
@@ -204,5 +204,6 @@ BEYOND: tuple[tuple[Any, ...], ...] = (
     ("a threshold of packed secrets that the corrupted reach", replace(_SIGNED, packing=2), _THRESHOLDS),
     ("two of 4 holders lie, not one", replace(_SIGNED, liars=2)),
 )
-"""No defect: the bounds are broken, and splitting lists succeeds. A holder that is restored with its memory counts as
-one that lies."""
+"""Not a defect: the parameters exceed the bounds, and splitting lists succeeds. A holder restored with its memory
+counts as a malicious one.
+"""

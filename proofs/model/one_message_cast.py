@@ -1,7 +1,7 @@
-"""Who takes part in sums of one message a client: an epoch, its holders, uploads, and what can be sent of them.
+"""Parties of one-message sums: an epoch, its holders, uploads, and everything that can be sent.
 
-Uploads are made by the library's own ``Client`` and shared over the library's own field; signatures and sealed shares
-are ideal. No two shares are alike, so the words of an answer name the uploads that were added.
+The library's own ``Client`` makes the uploads and shares them over the library's own field; signatures and sealed
+shares are ideal. No two shares are equal, so the words of an answer identify the added uploads.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ROUNDS = 3
 LAYOUT = Layout((RingSegment(20, 1),))
 CAPACITY = 8
 CROOKED = {8: "off its polynomial for the last holder", 9: "of two polynomials"}
-"""Dealers that do not keep to one polynomial."""
+"""Dealers whose shares are not on one polynomial."""
 
 
 class Name(NamedTuple):
-    """An upload: whose it is, for which round, and whether the server made it up."""
+    """An upload: its client, its round, and whether the server forged it."""
 
     client: int
     place: int
@@ -68,7 +68,7 @@ Names = frozenset[Name]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An upload that exists, and what each holder is shown of it."""
+    """An existing upload, and what each holder receives of it."""
 
     name: Name
     digest: bytes
@@ -77,44 +77,44 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The holders, and who uploads for which rounds."""
+    """The holders, and the clients that upload for each round."""
 
     holders: int
     corrupted: int
-    """As the authority signed it."""
+    """As signed by the authority."""
     packing: int = 1
     uploads: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (0,)), (2, (0,)), (3, (0,)))
-    """Each client, and for which rounds it uploads."""
+    """Each client, and the rounds for which it uploads."""
     bad_clients: tuple[int, ...] = ()
-    """Clients that work with the server; the cohort allows for them."""
+    """Clients that collude with the server; the cohort allows for them."""
     forged: tuple[tuple[int, int], ...] = ()
-    """Uploads that the server makes up in others' names."""
+    """Uploads that the server forges in others' names."""
     liars: int | None = None
-    """How many holders do work with the server, if not as many as are allowed for."""
+    """Number of holders that collude with the server, if it differs from the tolerated number."""
     at_once: bool = False
-    """Whether all shares for a round come in one delivery; otherwise each comes by itself."""
+    """Whether all shares for a round arrive in one delivery instead of one by one."""
 
     @property
     def lying(self) -> int:
-        """How many holders work with the server: the first ones."""
+        """Number of holders that collude with the server: the first ones."""
         return self.corrupted if self.liars is None else self.liars
 
     @property
     def honest(self) -> range:
-        """The positions of the holders that follow the protocol."""
+        """The positions of the honest holders."""
         return range(self.lying, self.holders)
 
     @property
     def cohort(self) -> int:
-        """The fewest clients of a list."""
+        """Minimum number of clients on a list."""
         return len(self.bad_clients) + 2
 
 
 class Cast:
-    """One epoch, some rounds in it, another configuration of the first, and the uploads that exist."""
+    """One epoch with some rounds, another configuration of the first round, and the existing uploads."""
 
     def __init__(self, setting: Setting, number: int = 1) -> None:
-        """Begin the epoch."""
+        """Start the epoch."""
         self.setting, self.sent = setting, dict[Name, Sent]()
         self.authority = signing_key_of("authority")
         self.keys = [signing_key_of(f"holder {position}") for position in range(setting.holders)]
@@ -146,7 +146,7 @@ class Cast:
 
     @property
     def policy(self) -> ClientPolicy:
-        """What clients insist on, and holders in their place."""
+        """The policy of clients, and of holders on their behalf."""
         return ClientPolicy(
             authority=self.authority.public_key,
             suites=frozenset({Suite.CLASSIC}),
@@ -161,11 +161,11 @@ class Cast:
         )
 
     def subject(self, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL) -> Subject:
-        """Return what a client trains for."""
+        """Return the subject that a client trains for."""
         return Subject(task=TASK, round_number=round_number, layout=LAYOUT, capacity=capacity, model_digest=model)
 
     def offer(self, round_number: int, capacity: int = CAPACITY, model: bytes = MODEL, above: int = 0) -> Offer:
-        """Return an offer of this epoch, with the receipts of all holders."""
+        """Return an offer in this epoch, with the receipts of all holders."""
         offer = plan_offer(
             self.record,
             self.announced,
@@ -185,7 +185,7 @@ class Cast:
     # --- Holders ------------------------------------------------------------------------------------------------------
 
     def holder(self, position: int, start: int = 0) -> Holder:
-        """Start a holder; with each start it draws other coins."""
+        """Start a holder; each start draws other coins."""
         return Holder(
             self.record,
             position,
@@ -197,15 +197,15 @@ class Cast:
         )
 
     def restarted(self, position: int) -> Holder:
-        """Start a holder again: its memory is gone, and its keys with it."""
+        """Restart a holder; its memory and its keys are lost."""
         return self.holder(position, 1)
 
     def delivery(self, shares: Iterable[DeliveredShare], t0: bytes = b"") -> bytes:
-        """Return the request that hands a holder shares of uploads."""
+        """Return the request that delivers shares of uploads to a holder."""
         return Delivery(t0=t0 or self.agreement.t0, shares=tuple(shares)).encode()
 
     def upload_list(self, place: int, names: Iterable[Name], t0: bytes = b"") -> UploadList:
-        """Return the list that asks for the sum of these uploads as those of a round."""
+        """Return the list that requests the sum of these uploads for a round."""
         return UploadList(
             t0=t0 or self.agreement.t0,
             terms=self.offers[place].terms,
@@ -240,7 +240,7 @@ class Cast:
     def client(
         self, number: int, stored: bytes | None, store: Callable[[bytes], None], coins: str, *, forged: bool = False
     ) -> OneMessageMember:
-        """Start a client with the ledger that it has stored; a forged one has a key that nobody vouches for."""
+        """Start a client with its stored ledger; the key of a forged client is not certified."""
         key = signing_key_of(f"client {number}{' made up' * forged}")
         ledger = Ledger(TASK, store, stored, attempts=1)
         return OneMessageMember(
@@ -254,12 +254,12 @@ class Cast:
         )
 
     def update(self, client: int, name: str, model: bytes = MODEL) -> LazyUpdate:
-        """Return what a client has trained."""
+        """Return a client's trained update."""
         value = LAYOUT.require_rings()[0].ring.from_integers([hashlib.sha256(f"{client}{name}".encode()).digest()[0]])
         return LazyUpdate(lambda: Update(Payload(LAYOUT, (value,)), model))
 
     def send(self) -> None:
-        """Have every client upload once for each of its rounds, with an update of its own."""
+        """Let every client upload once for each of its rounds, each time with a new update."""
         named = [Name(client, place) for client, places in self.setting.uploads for place in places]
         for name in (*named, *(Name(client, place, is_forged=True) for client, place in self.setting.forged)):
             self.sent[name] = self._upload(name)
@@ -281,9 +281,9 @@ class Cast:
 
 
 def _crooked(client: int) -> Callable[..., Dealing]:
-    """Return a dealer of the library whose shares were changed afterwards; the polynomial that it shows is right."""
+    """Return a dealer whose shares were changed afterwards; its commitment to the polynomial is valid."""
 
-    def dealt(secret: Any, values: Any, contexts: Any, coins: Any) -> Dealing:  # noqa: ANN401 -- as it is called
+    def dealt(secret: Any, values: Any, contexts: Any, coins: Any) -> Dealing:  # noqa: ANN401 -- the arguments of the original
         made = deal(secret, values, contexts, coins)
         first = len(made.shares) - 1 if client == min(CROOKED) else values.seeds
         made.shares = tuple(
@@ -300,11 +300,11 @@ def _shifted(share: Secret, by: int) -> Secret:
     return Secret("share of a ring secret", words.astype("<u2").tobytes())
 
 
-# --- What a holder is, and a second one like it -----------------------------------------------------------------------
+# --- Copies of holders ----------------------------------------------------------------------------------------------
 
 
 def copied(holder: Holder) -> Holder:
-    """Return a holder that will answer as this one would; the library refuses to copy what holds secrets."""
+    """Return a holder that answers as this one would; the library refuses to copy objects with secrets."""
     made: Any = shallow(holder)
     made._work = {t0: _copied_work(work) for t0, work in made._work.items()}  # noqa: SLF001
     made._list_of = dict(made._list_of)  # noqa: SLF001
@@ -322,7 +322,7 @@ def _copied_work(work: Any) -> Any:  # noqa: ANN401 -- what a holder has of one 
 
 @contextmanager
 def remembered_decoding() -> Iterator[None]:
-    """Decode the same bytes once: what is decoded, and the digest of a list, depend on nothing else."""
+    """Decode equal bytes only once: the decoded message and the digest of a list depend on nothing else."""
     decoded = dict[tuple[type[declared.Message], bytes], Any]()
     decode = declared.Message.__dict__["decode"].__func__
 

@@ -1,4 +1,4 @@
-"""Everything that a server can send to a holder of one message a client, by names that clients can be exchanged in."""
+"""Everything that a server can send to a holder of one message, under names in which clients can be permuted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Renaming = Mapping[int, int]
 
 
 class ListName(NamedTuple):
-    """A list, as the server thinks of it."""
+    """A list, as described by the server."""
 
     place: int
-    """For which round it says that its uploads are."""
+    """The round that it claims for its uploads."""
     names: Names
     how: str = ""
 
@@ -29,7 +29,7 @@ class ListName(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a holder is sent."""
+    """A request to a holder."""
 
     kind: str
     what: ListName | Names
@@ -41,12 +41,12 @@ class Asked(NamedTuple):
 
 
 Need = tuple[int, ListName]
-"""How many holders must have signed which list."""
+"""Number of holders that must have signed which list."""
 OFFER = Asked("offer", frozenset())
 
 
 def renamed(token: Any, clients: Renaming) -> Any:  # noqa: ANN401 -- anything that names uploads
-    """Return the same of other clients."""
+    """Return the same for permuted clients."""
     match token:
         case Name():
             return token._replace(client=clients[token.client])
@@ -60,7 +60,7 @@ def renamed(token: Any, clients: Renaming) -> Any:  # noqa: ANN401 -- anything t
 
 
 class Catalogue:
-    """Everything that the server can send to a holder, and what it was."""
+    """Everything that the server can send to a holder, by name."""
 
     def __init__(self, cast: Cast, position: int) -> None:
         """Make all of it."""
@@ -77,7 +77,7 @@ class Catalogue:
         self.renamings = self._renamings()
 
     def _list_names(self) -> Iterator[ListName]:
-        """Return every list that a server could think of, and some that no holder should take."""
+        """Return every list that a server could make, including some that no holder should accept."""
         sent = self.cast.sent
         places = sorted({name.place for name in sent})
         clients = sorted({name.client for name in sent})
@@ -117,7 +117,7 @@ class Catalogue:
                     yield Asked("shares of", frozenset({name}), how), self.cast.delivery([moved])
 
     def _certificates(self) -> Iterator[tuple[Asked, bytes]]:
-        """Return each list with a certificate, and with some that are none."""
+        """Return each list with a valid certificate and with invalid ones."""
         quorum = self.cast.record.quorum
         largest = [name for name in self.lists if len(name.names) > 1 and not name.how]
         for name, made in self.lists.items():
@@ -148,7 +148,7 @@ class Catalogue:
         return HolderSignature(holder=position, signature=made)
 
     def _renamings(self) -> list[Renaming]:
-        """Return how clients may change their numbers, so that the server can send the same as before."""
+        """Return the permutations of clients under which the server can send the same as before."""
         kinds = dict[object, list[int]]()
         for client in sorted({name.client for name in self.cast.sent}):
             own = frozenset((name.place, name.is_forged) for name in self.cast.sent if name.client == client)

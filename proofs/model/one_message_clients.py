@@ -1,9 +1,8 @@
-"""A client of one message under a server that offers it whatever it likes, and a process that ends at any writing.
+"""A client of one message under a server that sends any offers, and a process that may end at any write.
 
-The library's own ``Client`` is asked, with its ledger: for two sums of one round, for another round, in this epoch and
-in the next one, with an update of a new model or of the one that it had, which has one attempt. Its process ends at
-each point at which something is stored.
-What must not come out: two uploads of one update, two uploads for one round, an upload for an epoch that is over.
+The library's own ``Client`` and its ledger are asked for two sums of one round, for another round, in this epoch and in
+the next, with an update for a new model or for the same one, which has one attempt. Its process ends at each write.
+There must not be two uploads of one update, two uploads for one round, or an upload for an epoch that has ended.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ CLIENT = 1
 UPDATES = "uv"
 MOST_UPLOADS = 3
 End = tuple[int, str]
-"""Which of the client's writings its process does not outlive, and whether that is on the disk."""
+"""The write that the client's process does not survive, and whether it reached the disk."""
 
 
 class Offered(NamedTuple):
-    """What a client is asked for."""
+    """A request to a client."""
 
     epoch: int
     above: int
-    """By how much its cohort is above the least: two offers of one round differ."""
+    """By how much the cohort exceeds the minimum; it makes two offers of one round differ."""
     round_number: int
 
 
@@ -44,7 +43,7 @@ OFFERED = (
 
 
 class Uploaded(NamedTuple):
-    """An upload that left its client; of several, in the order in which they did first."""
+    """An upload of a client, in the order of first appearance."""
 
     offered: Offered
     update: str
@@ -56,7 +55,7 @@ World = tuple[bytes, Said]
 
 
 def explore() -> Report:
-    """Ask for everything, until nothing new comes, or something that must not."""
+    """Ask for everything until nothing new appears, or a fault does."""
     report = Report()
     search = _Search({number: Cast(Setting(3, 0), number) for number in (1, 2)}, report)
     start: World = (b"", ())
@@ -95,7 +94,7 @@ def _model_of(update: str) -> bytes:
 
 
 class _Search:
-    """A client, whatever it has stored."""
+    """A client, with any stored record."""
 
     def __init__(self, casts: Mapping[int, Cast], report: Report) -> None:
         self._casts, self._report, self._made_of = casts, report, dict[bytes, str]()
@@ -105,7 +104,7 @@ class _Search:
         }
 
     def after(self, world: World) -> Iterator[tuple[str, World]]:
-        """Return what can come next; the process ends after each writing, or before the first."""
+        """Return what can happen next; the process ends after each write, or before the first."""
         for offered, update in product(OFFERED, UPDATES):
             title = f"update {update} for epoch {offered.epoch}, round {offered.round_number}"
             title += f", a cohort of {offered.above} more"
@@ -117,7 +116,7 @@ class _Search:
                     yield title + end, self._asked(world, offered, update, (writing, when))[0]
 
     def _asked(self, world: World, offered: Offered, update: str, ends: End | None) -> tuple[World, int]:
-        """Ask a client that has stored a record; return what is stored and said then, and how often it wrote."""
+        """Ask a client with a stored record; return the new record, its answer, and the number of writes."""
         stored, said = world
         records, cast = [stored], self._casts[offered.epoch]
         self._report.calls += 1
@@ -145,7 +144,7 @@ class _Search:
         except OSError:
             return (records[-1], said), len(records) - 1
         of = self._made_of.setdefault(reply, update)
-        # The same bytes once more are nothing new, whatever was asked.
+        # The same bytes again are not new, whatever was asked.
         is_known = any(one.message == reply for one in said)
         said = said if is_known else (*said, Uploaded(offered, of, reply))
         return (records[-1], said), len(records) - 1
