@@ -156,5 +156,5 @@ def check_sources() -> None:
     differing = sorted(set(stated()) ^ set(proved))
     require(
         not differing,
-        f"proofs/coq/statements.v must restate exactly the other theories' theorems; see {differing}",
+        f"statements.v must restate exactly the other theories' theorems; see {differing}",
     )

@@ -36,7 +36,7 @@ def check_theories(*, afresh: bool = True) -> None:
     differing = sorted(name for name in printed.keys() | pinned.keys() if printed.get(name) != pinned.get(name))
     shown = ", ".join(differing)
     require(
-        not differing, f"Coq's output differs from its pins: {shown}\nreview it, then run `proofs/check print NAME ...`"
+        not differing, f"Coq's output differs from its pins: {shown}\nreview, then run `proofs/check print NAME ...`"
     )
     say(f"coq: Coq prints {len(printed) - 1} statements and definitions as pinned")
 
@@ -55,7 +55,7 @@ def take_over(names: list[str]) -> None:
     left = sorted(name for name in printed.keys() | kept.keys() if printed.get(name) != kept.get(name))
     require(
         not left,
-        f"Coq's output still differs from its pins: {', '.join(left)}; pin these as well, or restore the theories",
+        f"Coq's output still differs: {', '.join(left)}; pin these as well, or restore the theories",
     )
 
 

@@ -78,7 +78,7 @@ class Weakening:
         source = (tree / self.file).read_text(encoding="utf-8")
         require(
             source.count(self.before) == 1,
-            f"`{self.name}` must change exactly one place in {self.file}; correct its text",
+            f"`{self.name}` must change exactly one place in {self.file}",
         )
         (tree / self.file).write_text(source.replace(self.before, self.after), encoding="utf-8")
 
@@ -353,7 +353,7 @@ def _is_green(tree: Path, noticed_by: str) -> bool:
         return _check(tree, noticed_by)
     require(
         _check(tree, "claims"),
-        "the check fails with renewed digests, so nothing shows what else would detect the change",
+        "the check fails with renewed digests, so what else detects this is unknown",
     )
     if noticed_by == PRINTED:
         return _check(tree, "recheck")

@@ -1,14 +1,14 @@
-"""Holders of one message a client under a server that deviates as it likes, and what it learns.
+"""Holders of one message under a server that deviates arbitrarily: what it can learn.
 
-The library's own ``Holder`` is driven. The server may hand over each message that exists, at any time and as often as
-it likes, show every holder other lists, withhold shares, and have processes end and start again, with other keys. Every
-sequence is tried, until nothing new is reached.
+The search runs the library's own ``Holder``. The server may send each existing message at any time and any number of
+times, show different lists to different holders, withhold shares, and restart processes, which then have other keys.
+Every sequence is tried until nothing new is reached.
 
-What a holder does depends on what it was sent alone. So one holder is searched by itself, with certificates that have
-the signatures they need; the others differ from it in their points, and say what it says. Then what each gave away is
-put together in every way, where an answer counts if the signatures of its certificate exist. That this could have been
-in some order is not asked, so the server is rather too strong. Clients that upload for the same sums are alike, and
-states that differ in their numbers alone are followed once.
+A holder's actions depend only on the messages that it receives. So one holder is searched by itself, with certificates
+that have the signatures they need; the others behave alike, at other points. Then everything that holders revealed is
+combined in every way, where an answer counts if the signatures of its certificate exist. Whether some order of events
+leads to a combination is not checked, so the server is stronger than a real one. Clients that upload for the same sums
+are interchangeable, and states that only differ by a permutation of clients are continued once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from secagg.wire import MessageKind, message_kind
 from two_servers import STARTS_AGAIN
 
 MOST_FACTS = 4
-"""So much is given away by a holder at most: two signatures and two answers. One that
-gives more is followed no further, and a search that was cut off and found nothing is a fault itself."""
+"""Limit on what a holder reveals: two signatures and two answers. A holder that reveals more is not continued; a search
+that was cut off without finding a fault is a fault itself.
+"""
 
 
 class Fact(NamedTuple):
-    """Something that a holder gave away, and cannot take back."""
+    """Something that a holder has revealed and cannot take back."""
 
     kind: str
     what: ListName
@@ -47,9 +48,9 @@ class Fact(NamedTuple):
 
 Facts = frozenset[Fact]
 Done = tuple[Asked | str, str]
-"""A request, or something else that happens, and how it ended."""
+"""A request or another event, and its outcome."""
 Story = tuple[Facts, tuple[Done, ...]]
-"""What was given away in the end, and how it came to that."""
+"""Everything that was revealed, with the events that led to it."""
 CameFrom = dict[tuple[int, Facts], tuple[tuple[int, Facts], Done] | None]
 
 
@@ -57,7 +58,7 @@ CameFrom = dict[tuple[int, Facts], tuple[tuple[int, Facts], Done] | None]
 
 
 class Step(NamedTuple):
-    """What a request leads to."""
+    """The result of a request."""
 
     done: Done
     state: int
@@ -65,16 +66,16 @@ class Step(NamedTuple):
 
 
 class Driven:
-    """One honest holder: every state that it is in, and what each request makes of it."""
+    """One honest holder: its reachable states, and the result of each request in each state."""
 
     def __init__(self, cast: Cast, position: int, report: Report) -> None:
-        """Begin with a holder to which nothing has happened."""
+        """Start with a new holder."""
         self.cast, self.position, self.report = cast, position, report
         self.catalogue = Catalogue(cast, position)
         self.fault: str | None = None
         self.is_cut_off = False
         self.needs = dict[ListName, set[Need]]()
-        """What was enough for an answer to a list, each by itself; what is stored is given to anybody."""
+        """Certificates that sufficed for an answer to a list; an answer that is stored is sent to anybody."""
         self._holders, self._known = list[Holder](), dict[frozenset[Any], int]()
         self._tokens = list[frozenset[Any]]()
         self._numbers, self._numbered = dict[Any, int](), list[Any]()
@@ -85,7 +86,7 @@ class Driven:
         self.start, self._again = self._state_of(first), self._state_of(cast.restarted(position))
 
     def explore(self) -> list[Story]:
-        """Try everything; return the largest sets of what it gives away, for any numbers of the clients."""
+        """Try everything; return the maximal sets of revealed facts, for any permutation of the clients."""
         start = self.start, Facts()
         came_from: CameFrom = {start: None}
         seen, frontier = {self._alike(*start)}, [start]
@@ -122,7 +123,7 @@ class Driven:
             self.report.trace = _shown(steps_to(came_from, world))
 
     def _alike(self, state: int, facts: Facts) -> tuple[int, ...]:
-        """Return what a state and facts have in common with those of clients with other numbers."""
+        """Return a representative of a state and its facts under permutations of clients."""
         numbers = [self._number(token) for token in (*self._tokens[state], *facts)]
         return min(tuple(sorted(self._renumbered(at, number) for number in numbers)) for at in range(len(self._moved)))
 
@@ -186,7 +187,7 @@ class Driven:
                 return "", None
 
     def _added(self, reply: bytes) -> Names:
-        """Return the uploads whose shares are in an answer; words that no sum has end the case with a KeyError."""
+        """Return the uploads whose shares are in an answer; words that match no sum end the case with a KeyError."""
         return self.catalogue.words[Answer.decode(reply).sums]
 
     # --- States -------------------------------------------------------------------------------------------------------
@@ -199,8 +200,8 @@ class Driven:
             self._tokens.append(tokens)
         return self._known[tokens]
 
-    def _tokens_of(self, holder: Any) -> frozenset[Any]:  # noqa: ANN401 -- a holder, with what it remembers
-        """Return all that a holder remembers, without the order in which it came."""
+    def _tokens_of(self, holder: Any) -> frozenset[Any]:  # noqa: ANN401 -- a holder, with its memory
+        """Return everything that a holder remembers, without the order of arrival."""
         named, uploads, found = self.catalogue.named, self.catalogue.uploads, list[Any]()
         for t0, work in holder._work.items():  # noqa: SLF001
             found.append(("knows", t0))
@@ -212,12 +213,12 @@ class Driven:
                 for digest, reply in work.answered.items()
             ]
         found += [("upload", uploads[upload], named[digest]) for upload, digest in holder._list_of.items()]  # noqa: SLF001
-        # What it was given under other keys it refuses alike.
+        # It refuses alike everything that was made for other keys.
         return frozenset([*found, ("keys", holder.keys)])
 
 
 def _wrong(facts: Facts, cohort: int) -> str | None:
-    """Say what is wrong with what one holder gave away, whatever others did."""
+    """Return the fault in what one holder revealed, independently of others."""
     for fact in facts:
         if (fault := _wrong_alone(fact, cohort)) is not None:
             return fault
@@ -245,7 +246,7 @@ def _shown(trace: Iterable[Done]) -> tuple[str, ...]:
 
 
 def _largest(sets: Iterable[Facts]) -> list[Facts]:
-    """Return the sets that are in no other one, and the empty one: a holder may be silent."""
+    """Return the sets that no other set contains, and the empty set, because a holder may be silent."""
     found = list[Facts]()
     for one in sorted(dict.fromkeys(sets), key=len, reverse=True):
         if not one or not any(one < other for other in found):
@@ -253,11 +254,11 @@ def _largest(sets: Iterable[Facts]) -> list[Facts]:
     return found
 
 
-# --- All of them ------------------------------------------------------------------------------------------------------
+# --- All holders ----------------------------------------------------------------------------------------------------
 
 
 def explore(cast: Cast, *, every: bool = False) -> Report:
-    """Search a holder, or every one of them, and put together what they gave away; up to the first fault."""
+    """Search one holder or all of them, and combine what they revealed; up to the first fault."""
     report = Report()
     cast.send()
     positions = cast.setting.honest
@@ -308,7 +309,7 @@ def _put_together(
 
 
 def _uneven(cast: Cast) -> str | None:
-    """Say whose accepted shares lie on no polynomial of T coefficients."""
+    """Return whose accepted shares are on no polynomial with T coefficients."""
     accepted = {position: cast.accepted(position) for position in cast.setting.honest}
     threshold = cast.agreement.parameters.threshold
     for name in cast.sent:

@@ -1,8 +1,8 @@
-"""What answers of holders tell about the secrets of uploads, and so about inputs: linear algebra over the shares.
+"""What holders' answers reveal about the secrets of uploads, and thereby about inputs: linear algebra over the shares.
 
-The field and the points are the library's. Of every upload the server has the shares of the holders that work with it,
-of its own uploads it knows everything, and of honest holders it has what they answered. What follows from that is which
-combinations of the shared secrets are determined; a combination of secrets opens the same combination of inputs.
+The field and the points are the library's. For every upload the server has the shares of colluding holders; it knows
+its own uploads completely, and has the answers of honest holders. This determines certain combinations of the shared
+secrets; a known combination of secrets reveals the same combination of inputs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.sharing import holder_point, slot_points
 
 HONEST_COHORT = 2
-"""So many honest inputs are in a sum at least, and no combination is about fewer."""
+"""Minimum number of honest inputs in a sum; no combination may depend on fewer."""
 Row = tuple[int, ...]
 Combination = Mapping[tuple[Name, int], int]
 """A coefficient for each slot of some uploads."""
 
 
 class Knowledge:
-    """What the server knows in the end, and whether it may."""
+    """What the server knows in the end, and whether this is allowed."""
 
     def __init__(self, cast: Cast) -> None:
-        """Take the uploads and the points."""
+        """Choose the uploads and the points."""
         self.cast, self.lying = cast, cast.setting.lying
         parameters = cast.agreement.parameters
         self._threshold, self._slots = parameters.threshold, slot_points(parameters.packing)
@@ -35,7 +35,7 @@ class Knowledge:
         self._learnt = dict[tuple[tuple[int, Names], ...], list[Combination]]()
 
     def judge(self, answers: Mapping[int, frozenset[Names]]) -> tuple[bool, str | None]:
-        """Say whether a sum came out, and what must not have; of the answers of each honest holder."""
+        """Return whether a sum was computed, and any fault, from the answers of each honest holder."""
         key = tuple((position, frozenset(names - self._own for names in lists)) for position, lists in answers.items())
         if key not in self._judged:
             self._judged[key] = self._judge(key)
@@ -50,7 +50,7 @@ class Knowledge:
         return True, self._fault(given, learnt) if few is None else f"a combination of the inputs of {few} alone"
 
     def _fault(self, given: Sequence[tuple[int, Names]], learnt: Sequence[Combination]) -> str | None:
-        """Say what is wrong with what is learnt, by the lists that enough holders answered."""
+        """Return the fault in what was learned, given the lists that enough holders answered."""
         counts = dict[Names, int]()
         for _, names in given:
             counts[names] = counts.get(names, 0) + 1
@@ -66,7 +66,7 @@ class Knowledge:
         return None
 
     def _learned(self, given: tuple[tuple[int, Names], ...]) -> list[Combination]:
-        """Return a basis of the combinations of secrets that follow from answers; coins are T coefficients each."""
+        """Return a basis of the combinations of secrets that answers determine; coins have T coefficients each."""
         if given not in self._learnt:
             names = sorted({name for _, added in given for name in added})
             seen = [self._row(added, names, holder_point(position)) for position, added in given]
@@ -75,7 +75,7 @@ class Knowledge:
             ]
             places = [(name, slot) for name in names for slot in range(len(self._slots))]
             secrets = [self._row({name}, names, self._slots[slot]) for name, slot in places]
-            # A combination that is zero on the left is one of secrets and of what is seen that is nothing.
+            # A combination that is zero in the left columns is a combination of secrets that equals observed values.
             rows = [(*row, *([0] * len(secrets))) for row in seen]
             rows += [(*row, *(int(at == number) for at in range(len(secrets)))) for number, row in enumerate(secrets)]
             width = len(names) * self._threshold
@@ -92,7 +92,7 @@ class Knowledge:
         return tuple(value for name in names for value in (powers if name in chosen else zeros))
 
     def _about_few(self, learnt: Sequence[Combination]) -> str | None:
-        """Return whose inputs stand alone in some combination."""
+        """Return the clients whose inputs appear alone in some combination."""
         columns = sorted({place for row in learnt for place in row})
         everything = _rank(_matrix(learnt, columns))
         inputs = sorted({name for name, _ in columns})
@@ -105,7 +105,7 @@ class Knowledge:
 
 
 def _parts(given: Sequence[tuple[int, Names]]) -> Iterator[tuple[tuple[int, Names], ...]]:
-    """Divide answers so that those with an upload in common stay together; no two parts have a coin in common."""
+    """Partition answers so that those with a common upload stay together; no two parts share coins."""
     left = list(given)
     while left:
         part, names = [left.pop(0)], set[Name]()

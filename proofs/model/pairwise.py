@@ -1,4 +1,4 @@
-"""The cases of the pairwise-mask protocol: what is explored, with which defect, and what has to come out."""
+"""The cases of the pairwise-mask protocol: what is searched, with which defect, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLLOWING = Catalogue(agreed=True)
 ALL_SHARE = Catalogue(sharers=lambda *_: False)
 KEYS_ALL_SHARE = replace(KEYS, sharers=ALL_SHARE.sharers)
 ONE_OTHER_VIEW = Catalogue(sharers=lambda _, client, __: client == 4, sizes=frozenset({3}))  # noqa: PLR2004
-"""One client is shown other sharers than the others are, and a certificate is about three of five."""
+"""One client receives another set of sharers than the others, and a certificate covers three of five."""
 COMMITTEE = frozenset({0, 1})
 CERTIFIED_BEFORE = Catalogue(
     sharers=ALL_SHARE.sharers, lists=lambda _, client, attempt: attempt == 1 or client in COMMITTEE
@@ -36,22 +36,23 @@ UNBOUND = "signature not bound to the context"
 
 
 COVERED_BY_VIEWS = ("list not compared with the sharers", "signature not bound to the sharers")
-"""Checks that the neighbours' views make too, and each case is without a fault as long as these are verified: whoever
-is listed signed a view, which names the sharers, and has itself among them. Without either each is found."""
+"""Checks that the neighbours' views repeat. A case without one of them has no fault while views are verified: every
+listed client signed a view, which names the sharers including itself. Without both, each fault is found.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One exploration."""
+    """One search."""
 
     name: str
     setup: Setup
     catalogue: Catalogue
     defect: str = ""
     policy: bool = True
-    """Whether clients insist on safe parameters."""
+    """Whether clients require safe parameters."""
     attacked: bool = False
-    """Whether the server has to be found to learn too much."""
+    """Whether the search must find that the server learns too much."""
 
     def explore(self) -> Report:
         """Run it."""
@@ -71,7 +72,7 @@ def _released() -> list[Case]:
         Case("any sets, 7 clients, 2 corrupted", SEVEN, ONE),
         Case("any rosters and keys, 5 clients", SAFE_FIVE, KEYS_ALL_SHARE),
         Case("any rosters and keys, 6 clients, 1 corrupted", SIX, KEYS_ALL_SHARE),
-        # Every deviation is refused at once, so that one schedule is left.
+        # Every deviation is refused at once, so only one schedule remains.
         Case("all but one refused: any rosters and keys, 3 clients, two rounds", THREE_TWICE, KEYS),
         Case("any sets, 5 clients, restarts", replace(SAFE_FIVE, restarts=True), ONE),
         Case("any sets, 5 clients, hybrid suite", replace(SAFE_FIVE, suite=Suite.HYBRID), ONE),
@@ -138,5 +139,5 @@ def _attacked() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """Return every case: the library as it is, and with each defect."""
+    """Return every case: the unchanged library, and the library with each defect."""
     return [*_released(), *_attacked()]

@@ -1,7 +1,7 @@
-"""What one client follows to its end: every message of the catalogue, in every order that its state takes.
+"""The complete message sequences of one client: every message of the catalogue, in every order that its state accepts.
 
-Each client is offered everything with all signatures that could ever exist; what it refuses even so it refuses in every
-schedule.
+Each client is offered every message with all signatures that can ever exist; a message that it refuses even then is
+refused in every schedule.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ Messages = tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
-    """What the server shows to one client in one attempt; each is made once, and known by itself."""
+    """What the server sends to one client in one attempt; each object is made once and compared by identity."""
 
     shown: Shown
     sharers: Set
     signed: tuple[Set, ...]
-    """The contributors that it is asked to sign, one set after another."""
+    """The sets of contributors that it is asked to sign, in order."""
     asked: tuple[Set, ...]
     """The contributors whose shares it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """How much the server may vary; everything else it does as a server that follows the protocol."""
+    """What the server may vary; in everything else it follows the protocol."""
 
     rosters: str = "everyone"
-    """``everyone``; ``subsets``: any clients; ``keys``: also any other keys beside any names."""
+    """``everyone``; ``subsets``: any clients; ``keys``: also other keys under any names."""
     sharers: Callable[[Setup, int, int], bool] | None = None
-    """Of which client, in which attempt, the set of sharers is varied; of all if this is missing."""
+    """The client and attempt for which the set of sharers is varied; all of them if missing."""
     lists: Callable[[Setup, int, int], bool] | None = None
-    """The same for the sets of contributors that it is shown; otherwise it is shown that everybody contributed."""
+    """The same for its sets of contributors; otherwise all clients are contributors."""
     sizes: frozenset[int] | None = None
-    """How large these sets may be; any size if this is missing."""
+    """Allowed sizes of these sets; any size if missing."""
     agreed: bool = False
-    """The server follows the protocol: one roster, one set of sharers, one of contributors."""
+    """The server follows the protocol: one roster, one set of sharers, one set of contributors."""
 
 
 @dataclass
 class Paths:
-    """Every path of each client."""
+    """All paths of each client."""
 
     world: World
     catalogue: Catalogue
     refused: int = 0
-    """How many single messages some client refused whatever else existed."""
+    """Number of single messages that some client refused, whatever else existed."""
     broken: dict[str, None] = field(default_factory=dict[str, None])
-    """What no client may do, whatever it has seen, and one did."""
+    """What no client may ever do, but one did."""
 
     @property
     def setup(self) -> Setup:
-        """Who takes part."""
+        """Choose the parties."""
         return self.world.setup
 
     def of(self, client: int, attempt: int) -> list[Path]:
-        """Return every path that the client follows to its end if all signatures exist, and no part of another."""
+        """Return every maximal path of the client, if all signatures exist."""
         taken = list[Path]()
         for shown in self._rosters(client, attempt):
             messages = (self.world.roster_message(shown, client),)
             if self._takes(client, attempt, messages):
                 taken.extend(self._after_roster(client, shown, messages))
-        # A client that takes no roster at all has still advertised its keys.
+        # A client that accepts no roster has still advertised its keys.
         return taken or [Path(self.world.whole_roster(attempt), frozenset(), (), ())]
 
     def _rosters(self, client: int, attempt: int) -> Iterator[Shown]:
@@ -114,7 +114,7 @@ class Paths:
             if self._takes(client, attempt, (*messages, survivors)):
                 signable.append(contributors)
             for other in shown.clients if contributors == path.sharers else ():
-                # Other sharers than before: one more, or one fewer.
+                # A set of sharers with one client more, or one fewer.
                 survivors = self.world.survivors_message(shown, path.sharers ^ {other}, contributors)
                 if self._takes(client, attempt, (*messages, survivors)):
                     self.broken["signs other sharers than it masked under"] = None
@@ -129,7 +129,7 @@ class Paths:
                 yield from self._after_signing(client, Path(shown, path.sharers, (first,), ()), sequence, signable)
 
     def _lists(self, client: int, shown: Shown) -> list[Set]:
-        """Return the sets of contributors that a client is shown."""
+        """Return the sets of contributors that a client receives."""
         varied, sizes = self.catalogue.lists, self.catalogue.sizes
         if varied is not None and not varied(self.setup, client, shown.attempt):
             return [shown.clients]
@@ -156,16 +156,16 @@ class Paths:
         return accepted
 
     def _takes_next(self, client: int, path: Path, messages: Messages, second: bytes) -> Messages:
-        """Return the sequence with another message of the kind of the last one, if the client takes it."""
+        """Return the sequence with another message of the same kind as the last one, if the client accepts it."""
         longer = (*messages, *self.next(second, is_second=True))
         return longer if self._takes(client, path.shown.attempt, longer) else ()
 
     def next(self, message: bytes, *, is_second: bool) -> Messages:
-        """Return what is sent; where processes end, a second message of a kind goes to what was before the first."""
+        """Return the messages to send; with restarts, a second message of a kind follows the state before the first."""
         return (AGAIN, message) if is_second and self.setup.restarts else (message,)
 
     def perfect_request(self, client: int, path: Path, contributors: Set) -> bytes:
-        """Return the request that has every signature, whether or not it exists in a schedule."""
+        """Return the request with every signature, whether or not it exists in a schedule."""
         world, shown, both = self.world, path.shown, (path.sharers, contributors)
         endorsements = {
             member: self._any_signature(shown, member, world.endorsement_statement(shown, member, *both))
@@ -181,16 +181,16 @@ class Paths:
         return self.world.signed_by_server(shown, signer, statement) or self.world.sign(signer, statement)
 
     def endorsers(self, shown: Shown, contributors: Set) -> list[int]:
-        """Return who could sign: members that contributed, and corrupted ones."""
+        """Return the possible signers: committee members that contributed, and corrupted ones."""
         return sorted(self.world.committee(shown) & (contributors | self.setup.corrupted))
 
     def viewers(self, client: int, shown: Shown, contributors: Set) -> list[int]:
-        """Return whose views a request to a client holds."""
+        """Return the clients whose views a request to this client contains."""
         return sorted((contributors & shown.clients) - {client}) if self.setup.quorum else []
 
 
 def useful(choices: list[list[Path]]) -> list[list[Path]]:
-    """Leave out who signs what nobody would unmask and is asked for nothing, if it can also be asked for something."""
+    """Skip signatures on sets that are never unmasked or asked for, if the client can be asked for another set."""
     unmasked = {contributors for paths in choices for path in paths for contributors in path.asked}
     kept = list[list[Path]]()
     for paths in choices:
@@ -206,14 +206,14 @@ def useful(choices: list[list[Path]]) -> list[list[Path]]:
 
 
 def subsets(members: Set) -> Iterator[Set]:
-    """Yield every subset, the largest first."""
+    """Yield every subset, largest first."""
     ordered = sorted(members)
     sizes = range(len(ordered), -1, -1)
     return map(frozenset, chain.from_iterable(combinations(ordered, size) for size in sizes))
 
 
 def described(path: Path) -> str:
-    """Say in words what a client was shown."""
+    """Describe what a client received."""
     keys = [client if kind == GENUINE else f"{client} ({kind})" for client, kind in path.shown.keys]
     lists = [sorted(contributors) for contributors in path.signed], [sorted(asked) for asked in path.asked]
     seen = f"attempt {path.shown.attempt}: roster {keys}, sharers {sorted(path.sharers)}"

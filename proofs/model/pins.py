@@ -1,8 +1,8 @@
-"""Expected outcome of each case: a least number of schedules, or a kind of fault.
+"""Expected outcome of each case: a minimum number of schedules, or a kind of fault.
 
-``cases.toml`` has one line a case, which its author writes once: of a clean case how many schedules it has and how many
-of them reveal something, at least; of a planted defect which claim it is planted against, and the fault that is found,
-with ``#`` for each number. A search that lost most of its schedules, or that finds something else, is not expected.
+``cases.toml`` has one line per case, which its author writes: for a clean case, the minimum numbers of its schedules
+and of those that reveal a sum; for a planted defect, the claim that it is planted against and the fault that is found,
+with ``#`` for each number. A search that lost schedules, or that finds another fault, does not match its pin.
 """
 
 from __future__ import annotations
@@ -19,51 +19,55 @@ _NAMES = re.compile(r"\[.*\]|\b\d+\w*(?: \d+\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a case came out with."""
+    """Outcome of a case."""
 
     name: str
     schedules: int
     revealing: int
     fault: str | None
     planted: bool
-    """Whether a fault has to be found."""
+    """Whether a fault must be found."""
 
     @property
     def line(self) -> str:
-        """The line of this outcome."""
+        """The line of this outcome in ``cases.toml``."""
         if self.fault:
             return f'"{self.name}" = {{ claim = "?", fault = "{kind_of(self.fault)}" }}'
         return f'"{self.name}" = {{ schedules = {self.schedules}, revealing = {self.revealing} }}'
 
     def complaint(self) -> str:
-        """Return what is not as pinned, or nothing."""
+        """Return how the outcome differs from its pin, or nothing."""
         pin = pinned().get(self.name)
         if pin is None:
             return f"not in cases.toml; add `{self.line}`"
         if self.planted != ("fault" in pin):
-            return "planted, and pinned as clean" if self.planted else "clean, and pinned with a fault"
+            return (
+                "a defect is planted, but the case is pinned as clean"
+                if self.planted
+                else "clean, but pinned with a fault"
+            )
         if self.planted:
             found = kind_of(self.fault) if self.fault else "nothing"
-            return "" if found == pin["fault"] else f"found `{found}`, pinned is `{pin['fault']}`"
+            return "" if found == pin["fault"] else f"found `{found}`, but pinned is `{pin['fault']}`"
         for what, number in (("schedules", self.schedules), ("revealing", self.revealing)):
             if number < max(1, int(pin[what])):
-                return f"{what}: {number}, and {pin[what]} at least are pinned"
+                return f"{what}: {number}, but at least {pin[what]} are pinned"
         return "a fault" if self.fault else ""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen in all; clean cases and planted defects apart."""
+    """Totals, separately for clean cases and planted defects."""
 
     clean: int = 0
     schedules: int = 0
     planted: int = 0
     spent: int = 0
-    """In how many schedules the planted defects were found."""
+    """Number of schedules until the planted defects were found."""
     wrong: int = 0
 
     def judged(self, outcome: Outcome) -> str:
-        """Count a case, and return what is to be said if it is not as pinned."""
+        """Count a case, and return a complaint if it does not match its pin."""
         if outcome.planted:
             self.planted, self.spent = self.planted + bool(outcome.fault), self.spent + outcome.schedules
         else:
@@ -78,7 +82,7 @@ class Tally:
 
 
 def kind_of(fault: str) -> str:
-    """Return a fault without the clients and numbers that it names."""
+    """Return a fault without its clients and numbers."""
     return _NAMES.sub("#", fault)
 
 

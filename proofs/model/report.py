@@ -1,4 +1,4 @@
-"""What a search comes out with, whichever model it is of."""
+"""The result of a search, for all models."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ Done = TypeVar("Done")
 
 @dataclass(slots=True)
 class Report:
-    """What came out of a case."""
+    """The result of a case."""
 
     schedules: int = 0
-    """Schedules that were played, or states that were reached; each by at least one sequence of calls."""
+    """Number of schedules or reached states."""
     calls: int = 0
-    """How often the library was called."""
+    """Number of calls to the library."""
     refused: int = 0
-    """How many of these calls it refused."""
+    """Number of refused calls."""
     revealing: int = 0
-    """How often some sum came out; if it never did, nothing was tried."""
+    """Number of times that a sum was revealed; if zero, the search tested nothing."""
     fault: str | None = None
     trace: tuple[str, ...] = ()
-    """How the fault was come by, step by step."""
+    """The steps that led to the fault."""
 
 
 class Case(Protocol):
-    """Something to explore."""
+    """A case to search."""
 
     @property
     def name(self) -> str:
-        """What it is called, here and in ``cases.toml``."""
+        """Its name, here and in ``cases.toml``."""
 
     @property
     def attacked(self) -> bool:
-        """Whether a fault has to be found."""
+        """Whether a fault must be found."""
 
     def explore(self) -> Report:
         """Run it."""
 
 
 def steps_to(came_from: Mapping[State, tuple[State, Done] | None], state: State) -> tuple[Done, ...]:
-    """Return how a state was come to, from what each state was come to from."""
+    """Return the steps to a state, given the predecessor of each state."""
     steps = list[Done]()
     while (before := came_from[state]) is not None:
         state, done = before

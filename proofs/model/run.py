@@ -1,7 +1,7 @@
-"""Explore every case; end with status 1 unless each comes out as it has to.
+"""Search every case; exit with status 1 unless each has its expected outcome.
 
-Run as ``python proofs/model/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on the
-command line restricts the run to the cases whose name has it.
+Run it as ``python proofs/model/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on
+the command line selects the cases with that word in their name.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from report import Case, Report
 
 
 def cases() -> dict[str, Case]:
-    """Return every case, by its name."""
+    """Return every case by name."""
     models = pairwise, server_restarts, enclave_cases, server_cases, one_message_cases
     return {case.name: case for model in models for case in model.cases()}
 
 
 def explore(name: str) -> tuple[Report, float]:
-    """Explore one case and time it."""
+    """Search one case and time it."""
     started = time.process_time()
     try:
         report = cases()[name].explore()
     except LookupError as error:
-        report = Report(fault=f"what is to be planted is not there: {error}")
+        report = Report(fault=f"the defect cannot be planted: {error}")
     return report, time.process_time() - started
 
 
 def main(word: str = "") -> Iterator[str]:
-    """Yield the report, case by case, and end with status 1 if one is not as it has to be."""
+    """Yield the report case by case, and exit with status 1 if one does not have its expected outcome."""
     started, tally, everything = time.perf_counter(), Tally(), cases()
     chosen = [case for name, case in everything.items() if word in name]
     spent = 0.0

@@ -1,8 +1,7 @@
-"""Every schedule of a case: what the server shows to each honest client, and what it has learned in the end.
+"""All schedules of a case: what the server sends to each honest client, and what it has learned in the end.
 
-Every combination of the paths that clients take is played, with the signatures and shares that exist in that
-combination, against the library's own clients. Nothing is lost by asking every client for everything: whoever answers
-less tells less.
+Every combination of the clients' paths is run against the library's own clients, with the signatures and shares that
+exist in that combination. Asking every client for everything loses no attack, because fewer answers reveal less.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NOBODY: Set = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client gave out before it was asked for shares."""
+    """What a client sent before it was asked for shares."""
 
     messages: Messages
     upload: int
@@ -35,22 +34,22 @@ class Outcome:
     signed: int
     """The bits of its signatures."""
     leaked: int
-    """The bits of the shares that it sealed to the server's keys."""
+    """The bits of the shares that it sealed to keys of the server."""
     is_complete: bool
-    """Whether it took every message."""
+    """Whether it accepted every message."""
 
 
 class Explorer:
     """All schedules of one setup."""
 
     def __init__(self, setup: Setup, catalogue: Catalogue) -> None:
-        """Play nothing yet."""
+        """Start without schedules."""
         self.setup, self.catalogue, self.world = setup, catalogue, World(setup)
         if 0 < setup.committee < setup.population:
             self.world.draw_committee(frozenset(range(setup.committee)))
         self.report = Report()
         self._unmet = set[str]()
-        """The obligations that some client did not meet so far."""
+        """The obligations that some client has violated so far."""
         self._paths = Paths(self.world, catalogue)
         self._signatures = Signatures(self.world)
         self._outcomes = dict[tuple[Owner, Path, Set], Outcome]()
@@ -62,9 +61,9 @@ class Explorer:
         }
 
     def explore(self) -> Report:
-        """Play every schedule, up to the first that tells the server too much.
+        """Run every schedule, up to the first that reveals too much to the server.
 
-        What no theorem covers is a fault as well, whether or not something is learned from it here.
+        A violated obligation is a fault as well, even if the server learns nothing from it here.
         """
         report, words = self.report, list[str]()
         for schedule in self._agreed() if self.catalogue.agreed else self._free():
@@ -90,7 +89,7 @@ class Explorer:
             yield dict(zip(owners, paths, strict=True))
 
     def _agreed(self) -> Iterator[dict[Owner, Path]]:
-        """Yield the schedules of a server that follows the protocol: dropouts wherever they can happen."""
+        """Yield the schedules of a server that follows the protocol: dropouts at every possible point."""
         shown, honest = self.world.whole_roster(0), self.setup.honest
         made = dict[tuple[Set, tuple[Set, ...]], Path]()
         for sharers in subsets(self.setup.everyone):
@@ -102,7 +101,7 @@ class Explorer:
                     yield {(c, 0): made[sharers, once] for c, once in asked.items() if c in contributors}
 
     def _play(self, schedule: Mapping[Owner, Path]) -> tuple[bool, str | None]:
-        """Return whether a sum came out, and what the server must not have learned."""
+        """Return whether a sum was revealed, and what the server must not have learned."""
         is_mixed = self.setup.attempts > 1 or len({path.shown for path in schedule.values()}) > 1
         outcomes, answers = dict[Owner, Outcome](), list[Answer]()
         pool = uploads = shares = 0
@@ -136,7 +135,7 @@ class Explorer:
             self._unmet.update(broken_by(self.world, answer, Deeds(signed, uploads)))
 
     def _missing(self, owner: Owner, path: Path, schedule: Mapping[Owner, Path]) -> Set:
-        """Return whose entries for a client do not exist, because they were shown another roster."""
+        """Return the clients whose entries for a client do not exist, because they received another roster."""
         client, attempt = owner
         return frozenset(
             other
@@ -147,7 +146,7 @@ class Explorer:
         )
 
     def _as_released(self, upload: Upload, uploads: int) -> Upload:
-        """Return an upload with the name of its input: in a second attempt that of the first, if it was not spent."""
+        """Return an upload with the name of its input: in a retry the first attempt's input, unless it was spent."""
         client, attempt = upload.owner
         is_again = attempt and self._keeps_input[client]
         if is_again and any(other.owner == (client, 0) for other in self._uploads.each(uploads)):
@@ -170,7 +169,7 @@ class Explorer:
             message = world.survivors_message(shown, path.sharers, contributors)
             messages += self._paths.next(message, is_second=index > 0)
         answers = world.run((client, GENUINE), shown.attempt, tuple(messages))
-        # The advertisement, the shares, the upload, and then signatures.
+        # The advertisement, the shares, the upload, and then the signatures.
         upload = signed = 0
         if len(answers.replies) > 2:  # noqa: PLR2004
             upload = self._uploads.bit(Upload(owner, shown, path.sharers, answers.masks, owner))
@@ -187,7 +186,7 @@ class Explorer:
         return Outcome(tuple(messages), upload, signed, leaked, answers.accepted)
 
     def _answers(self, owner: Owner, path: Path, messages: Messages, pool: int) -> Iterator[Answered]:
-        """Ask for everything on the path, and yield what it led to."""
+        """Ask for everything on the path, and yield the results."""
         for index in range(len(path.asked)):
             key = owner[0], path, index
             if key not in self._requests:

@@ -1,4 +1,4 @@
-"""The cases of the two servers: as they are, without each check by itself, and with what forgets."""
+"""The cases of two servers: unchanged, without each check, and with functions that forget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from two_servers import Search
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A search, and what is planted."""
+    """A search, with planted defects."""
 
     name: str
     make: Callable[[], Search]
@@ -56,7 +56,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every case: the servers as they are, then with each defect."""
+    """Return every case: the unchanged servers, then each defect."""
     shipped = [
         Case("two servers: server 1 corrupted", corrupted_1),
         Case("two servers: server 0 corrupted", corrupted_0),
@@ -98,24 +98,24 @@ SEARCHED: dict[str, Callable[[], Search]] = {
     "few uploads are rejected": refusing,
     "an upload is asked about once": corrupted_1,
 }
-"""Where a check is looked for elsewhere than in the smallest search."""
+"""Searches for checks that the smallest search does not reach."""
 COVERED: dict[str, tuple[str, ...]] = {
-    # Nothing that comes late is decided; without all of these there is "no latch on the list".
+    # No late message may cause a decision; without all of these checks there is "no latch on the list".
     "an upload comes while the round collects": (),
     "the rules collect": (),
     "one list is signed": (),
     "the rules list while they collect": (),
-    # A decision that comes late is refused before it is added, and would be after it.
+    # A late decision is refused before it is added, and would also be refused afterwards.
     "uploads move while the rules collect": ("a decision comes in its turn",),
-    # The check of unit vectors itself decides nothing before something was said.
+    # The check of unit vectors itself decides nothing before messages were exchanged.
     "an upload that was asked about is decided": (),
     "an upload is added that was asked about": (),
-    # The digest of a list is that of its entries, however many they are.
+    # The digest of a list covers its entries, whatever their number.
     "lists are of one length": (),
-    # Before an agreement there is no share.
+    # There is no share before an agreement.
     "a share follows an agreement": (),
 }
-"""Checks that are redundant, and what covers each: without the one nothing is found, without both something is."""
+"""Redundant checks, and what covers each: without the check no fault is found, without both one is."""
 DEFECTS: tuple[tuple[Any, ...], ...] = (
     (
         "no latch on the list",

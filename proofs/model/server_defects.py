@@ -1,4 +1,4 @@
-"""Defects of the two servers: each check taken out by itself, and functions that forget."""
+"""Defects of the two servers: each check removed by itself, and functions that forget."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
         "False",
     ),
 }
-"""Checks of the rules and of the operator, by what each makes sure of: where it stands, and what stands there then."""
+"""Checks of the rules and of the operator, by what each ensures: its place, and the replacement that removes it."""
 
 
 def without(*names: str) -> tuple[Replacement, ...]:
-    """Take checks out, several of one function as well."""
+    """Remove checks, possibly several in one function."""
     changes = dict[tuple[type, str], list[tuple[str, str]]]()
     for name in names:
         place, function, old, new = CHECKS[name]
@@ -104,26 +104,26 @@ def still_collecting(self: RoundRules, *states: RoundState) -> None:
 
 
 def still_its_turn(self: Any, received: str, *states: RoundState) -> None:  # noqa: ANN401 -- a server
-    """Hear about uploads after the list was signed."""
+    """Accept messages about uploads after the list was signed."""
     if RoundState.COLLECTING not in states or self._rules.state is not RoundState.SIGNED:
         _TURN(self, received, *states)
 
 
 def close_again(self: Any) -> bytes:  # noqa: ANN401 -- a server
-    """Sign whatever list stands now."""
+    """Sign the current list, whatever it is."""
     self._release.signed_list = self._release.sign(self._rules.list_to_sign())
     self._rules.sign()
     return self._release.signed_list  # type: ignore[no-any-return]
 
 
 def everybody(self: RoundRules) -> tuple[Entry, ...]:
-    """List every client that was taken."""
+    """List every accepted client."""
     self.require(RoundState.COLLECTING)
     return tuple(sorted(self.taken())) or _LIST(self)
 
 
 def open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a server
-    """Open before the other server has signed."""
+    """Open the share before the other server has signed."""
     if self._rules.state is RoundState.SIGNED:
         self._release.share = self._release.encode_share(self._nonce_key, self._totals)
         self._rules.agree()
@@ -131,7 +131,7 @@ def open_early(self: Any, peer_commitment: bytes) -> bytes:  # noqa: ANN401 -- a
 
 
 def another_of_the_client(self: RoundRules, entry: Entry) -> bool:
-    """Take whatever upload is not known yet."""
+    """Accept any upload that is not yet known."""
     self.require(RoundState.COLLECTING)
     return entry.upload_id not in self._entries
 
@@ -149,7 +149,7 @@ def ask_again(self: Any, upload_id: bytes, heard: bytes, say: Callable[[], bytes
 
 
 def take_anyway(self: Any, upload_id: bytes, heard: bytes | None, decide: Callable[..., bytes]) -> bytes | None:  # noqa: ANN401
-    """Take an upload whatever the check says."""
+    """Accept an upload whatever the check says."""
     if heard is None:
         return _DECIDED(self, upload_id, heard, decide)
     with suppress(PeerError):
@@ -167,5 +167,5 @@ _DECIDED: Any = IndexingServer._decide  # noqa: SLF001
 
 
 def one_root(_: object, index: int, __: int) -> InsecureSeededCoins:
-    """Begin every life of a server with the root of the first."""
+    """Start every run of a server with the root of the first."""
     return InsecureSeededCoins(bytes([index, 0]))

@@ -1,8 +1,8 @@
-"""An honest server of pairwise masks whose process ends at any time, and goes on from the record that it stored.
+"""An honest server of pairwise masks whose process ends at any time and continues from its stored record.
 
-The library's own ``Server`` is driven with the library's own clients. Its platform stores a record whenever a round is
-closed, before a message of the next is sent, as ``snapshot`` asks; between two records answers come, are lost with
-the process, and come again. Every sequence is tried, until nothing new is reached.
+The search runs the library's own ``Server`` and clients. The platform stores a record whenever a round is closed,
+before a message of the next round is sent, as ``snapshot`` requires; between two records answers arrive, are lost with
+the process, and arrive again. Every sequence is tried until nothing new is reached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from setups import GENUINE, Party, Setup
 
 
 class World(NamedTuple):
-    """What the process holds, what is stored, and what each client was sent."""
+    """The process, the stored record, and the messages that each client has received."""
 
     held: bytes
     stored: bytes
@@ -36,7 +36,7 @@ class World(NamedTuple):
 
 
 class Adding(Clients):
-    """Clients with inputs such that no two sets have the same sum."""
+    """Clients whose inputs have a different sum for every subset."""
 
     def client(
         self,
@@ -52,7 +52,7 @@ class Adding(Clients):
 
 @dataclass
 class Search:
-    """One session, with every loss of its server."""
+    """One session, with every possible loss of its server."""
 
     clients: Adding
     report: Report = field(default_factory=Report)
@@ -97,7 +97,7 @@ class Search:
         yield "the process ends", world._replace(held=world.stored), None
 
     def _exchanged(self, world: World, number: int) -> Iterator[tuple[str, World, str | None]]:
-        """Send a client the message of the open round, and have its answer come, or come late, or not at all."""
+        """Send a client the message of the open round; its answer arrives, arrives late, or never."""
         taking = restored(world.held)
         message = taking.message_to(client_id(number))
         if message is None:
@@ -107,7 +107,7 @@ class Search:
         if len(set(map(message_kind, received))) < len(received):
             yield f"send to client {number}", world, "a client is sent two messages of one kind"
             return
-        # A client that refuses a message, because too few are left for it, has answered those before.
+        # A client that refuses a message because too few clients remain has answered the earlier messages.
         answers = self.clients.run((number, GENUINE), 0, received)
         sent = (*world.sent[:number], received, *world.sent[number + 1 :])
         yield f"client {number} is sent a message, and its answer is lost", world._replace(sent=sent), None
@@ -139,7 +139,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A search, and what is planted."""
+    """A search, with planted defects."""
 
     name: str
     setup: Setup
@@ -162,7 +162,7 @@ def stored(server: Server) -> bytes:
 
 
 def restored(record: bytes) -> Server:
-    """Return the server of a record."""
+    """Return a server restored from a record."""
     return Server.restore(Secret("server session", record))
 
 
@@ -185,7 +185,7 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every case: the server as it is, then with each defect."""
+    """Return every case: the unchanged server, then each defect."""
     return (
         Case("server's record: 3 clients", THREE),
         Case("server's record: 3 clients, semi_honest", CURIOUS),

@@ -1,4 +1,4 @@
-"""What each case of the two servers lets happen: who uploads what, who is corrupted, and what each can say."""
+"""What each case of two servers lets happen: the uploads, the corrupted parties, and their possible messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def network() -> Search:
 
 
 def batches() -> Search:
-    """Both servers are honest, and server 1 asks about all uploads at once."""
+    """Both servers are honest, and server 1 asks about all uploads in one message."""
     at = Place(7)
     at.send(1)
     at.send(2)
@@ -59,17 +59,17 @@ def batches() -> Search:
 
 
 def corrupted_1() -> Search:
-    """Server 1 is corrupted, and server 0 is driven."""
+    """Server 1 is corrupted, and server 0 is searched."""
     return _with_one_corrupted(0)
 
 
 def corrupted_0() -> Search:
-    """Server 0 is corrupted, and server 1 is driven."""
+    """Server 0 is corrupted, and server 1 is searched."""
     return _with_one_corrupted(1)
 
 
 def names() -> Search:
-    """Server 1 is corrupted, and clients upload twice, or in the names of others."""
+    """Server 1 is corrupted, and clients upload twice or in other clients' names."""
     search = _one_corrupted(0)
     at = search.places[0]
     at.send(1)
@@ -86,12 +86,12 @@ def crowded() -> Search:
 
 
 def small() -> Search:
-    """Server 1 is corrupted, and takes three uploads, or refuses one of them."""
+    """Server 1 is corrupted, and accepts three uploads or refuses one of them."""
     return _all_taken(Place(7), (1, 2, 4), (4,))
 
 
 def refusing() -> Search:
-    """Server 1 is corrupted, takes two uploads, and refuses two others."""
+    """Server 1 is corrupted, accepts two uploads, and refuses two others."""
     return _all_taken(Place(7), (1, 2), (3, 4))
 
 
@@ -110,7 +110,7 @@ def _with_one_corrupted(index: int) -> Search:
     at.send(2)
     at.send(3, "x")
     at.send(3, "y")
-    # What is proposed or answered, and what is concluded: for one upload or another, everything that can be.
+    # All possible proposals, answers and conclusions about each upload.
     good, words = (
         (b"1", [("1", b"2", b"-"), ("2", None, None)]) if index == 0 else (b"1+", [("1", b"1-", b""), ("2", None, b"")])
     )
@@ -122,7 +122,7 @@ def _one_corrupted(index: int) -> Search:
 
 
 def _with_lists(search: Search, words: list[tuple[str, bytes | None, bytes | None]]) -> Search:
-    """Have one server hear of uploads what the words say, and every list that the other one can sign."""
+    """Send one server the given messages about uploads, and every list that the other can sign."""
     (at,), (driven,) = search.places, search.driven
     index, peer = driven.index, 1 - driven.index
     stamp = at.stamp(peer)
@@ -207,7 +207,7 @@ def _receipts(at: Place, index: int, clients: set[int] | None = None) -> list[Ac
 
 
 def _of_another_round() -> tuple[list[Action], list[Action]]:
-    """Return, for each server, everything that it hears in a whole round of another number."""
+    """Return, for each server, all messages that it receives in a complete round with another number."""
     at = Place(8)
     zero, one = at.server(0), at.server(1)
     for sent in (at.send(1), at.send(2)):

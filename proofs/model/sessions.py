@@ -1,8 +1,8 @@
-"""The clients of a session, as the library has them, and what they answer to each sequence of messages.
+"""The clients of a session, as implemented by the library, and their answers to each message sequence.
 
-A client that took a sequence of messages is what it would be in any schedule with that sequence, because it has no
-other input; so each sequence is given once to a fresh object of the library's own ``Client``, and its answers are kept.
-Which masks went into an upload is observed where the library expands them, and not assumed.
+A client that has received a message sequence is the same in every schedule with that sequence, because it has no other
+input. So each sequence is sent once to a new object of the library's own ``Client``, and its answers are kept. The
+masks in an upload are observed where the library expands them, not assumed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from setups import GENUINE, LAYOUT, Party, Setup
 MADE = 1_800_000_000
 NOW = datetime.fromtimestamp(MADE, UTC)
 AGAIN = b""
-"""In the place of a message: the process ends, and what it was before the last message is resumed."""
+"""In place of a message: the process ends, and is resumed from its record before the last message."""
 SELF, PAIR = "self mask", "pairwise mask"
 KeyOwner = tuple[int, str, int]
-"""Whose keys: a client or its impostor, in an attempt."""
+"""Owner of keys: a client or its impostor, in an attempt."""
 MaskName = tuple[str, frozenset[KeyOwner]]
 Mask = tuple[bytes, int]
 """The key that a mask was expanded from, and its sign in the upload."""
@@ -57,7 +57,7 @@ Mask = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A client whose process has ended: its records, the newest last, and where its latch stands."""
+    """A client whose process has ended: its records, newest last, and the position of its latch."""
 
     records: tuple[bytes, ...]
     numbers: tuple[tuple[bytes, int], ...]
@@ -65,38 +65,38 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a client answered to the messages of a sequence, up to the first that it refused."""
+    """A client's answers to the messages of a sequence, up to the first that it refused."""
 
     replies: tuple[bytes, ...]
     client: Client | Suspended | None
     """The client afterwards; nothing if it refused a message."""
     masks: frozenset[Mask] = frozenset()
-    """Those that were expanded for its upload."""
+    """The masks that were expanded for its upload."""
 
     @property
     def accepted(self) -> bool:
-        """Whether it took every message."""
+        """Whether it accepted every message."""
         return self.client is not None
 
 
 class Clients:
-    """Every client of a setup, and the impostors that the server uses in their places."""
+    """All clients of a setup, and the impostors that the server uses in their place."""
 
     def __init__(self, setup: Setup) -> None:
-        """Make identities; they last through all attempts."""
+        """Make identities, which last through all attempts."""
         self.setup = setup
         self.authority, self.rogue = _signing_key(b"authority"), _signing_key(b"rogue authority")
         self.keys = {client: _signing_key(b"client %d" % client) for client in setup.everyone}
         self.impostor_keys = {client: _signing_key(b"impostor %d" % client) for client in setup.everyone}
         self.mask_names = dict[bytes, MaskName]()
-        """Whose each key is that a mask can be expanded from."""
+        """The owner of each key from which a mask can be expanded."""
         self._ran = dict[tuple[Party, int, tuple[bytes, ...]], Answers]()
         self._owners = dict[bytes, KeyOwner]()
         self._openings = [0] * setup.attempts
         self.runs = 0
 
     def run(self, party: Party, attempt: int, messages: tuple[bytes, ...]) -> Answers:
-        """Return what a party answers to a sequence that begins with the attempt's offer."""
+        """Return a party's answers to a sequence that starts with the attempt's offer."""
         key = (party, attempt, messages)
         if key not in self._ran:
             self._ran[key] = self._run(party, attempt, messages)
@@ -121,7 +121,7 @@ class Clients:
         return Answers(replies, self._asleep(client, before.client, latch), before.masks | frozenset(expanded))
 
     def _awake(self, party: Party, attempt: int, before: Client | Suspended | None, latch: MemoryLatch) -> Client:
-        """Return the client that takes the next message: a new one, a copy, or one that is resumed."""
+        """Return the client that receives the next message: a new one, a copy, or a resumed one."""
         match before:
             case None:
                 return self.client(party, attempt, latch=latch if self.setup.restarts else None)
@@ -139,7 +139,7 @@ class Clients:
             return client
         records = before.records if isinstance(before, Suspended) else ()
         record = client.suspend()
-        # A client that is done leaves nothing to go on from.
+        # A client that is done has no state to resume.
         kept = AGAIN if record is None else bytes(record.expose())
         return Suspended((*records, kept), tuple(latch._numbers.items()))  # noqa: SLF001
 
@@ -151,13 +151,13 @@ class Clients:
         latch: MemoryLatch | None = None,
         restarts: int = 0,
     ) -> Client:
-        """Return a client at the beginning of an attempt, with coins that are its own in this attempt."""
+        """Return a client at the start of an attempt, with coins for this attempt."""
         member = self._member(party, attempt, restarts)
         recording = None if latch is None else Recorder(latch, member.coins)
         return Client(member, self.subjects[attempt], update or new_update(), recording)
 
     def _member(self, party: Party, attempt: int, restarts: int) -> PairwiseMember:
-        """Return what a client brings into a session, and again when it is resumed."""
+        """Return a client's arguments for a session, also when it is resumed."""
         number, kind = party
         active = self.setup.mode is SecurityMode.ACTIVE
         signing_key = self.keys[number] if kind == GENUINE else self.impostor_keys[number]
@@ -174,7 +174,7 @@ class Clients:
         )
 
     def _name_masks(self, owner: KeyOwner, client: Client) -> None:
-        """Compute the keys of all masks that a client can be asked for, by the library's functions one by one."""
+        """Compute the keys of all masks that a client may need, with the library's functions."""
         match client._step:  # noqa: SLF001
             case Advertised() as step:
                 self._owners[step.keys.mask.pair.public_key.encoded] = owner
@@ -201,7 +201,7 @@ class Clients:
 
     @cached_property
     def policy(self) -> ClientPolicy:
-        """What the clients insist on: what the case offers."""
+        """The policy of the clients: what the case offers."""
         return ClientPolicy(
             suites=frozenset({self.setup.suite}),
             modes=frozenset({self.setup.mode}),
@@ -216,7 +216,7 @@ class Clients:
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """What each attempt is about."""
+        """The subject of each attempt."""
         return tuple(
             Subject(
                 task=b"model",
@@ -230,7 +230,7 @@ class Clients:
 
     @cached_property
     def configurations(self) -> tuple[SessionConfiguration, ...]:
-        """What each attempt agrees on."""
+        """The configuration of each attempt."""
         setup, made = self.setup, list[SessionConfiguration]()
         for attempt in range(setup.attempts):
             made.append(
@@ -260,7 +260,7 @@ class Clients:
         return tuple(made)
 
     def opening(self, attempt: int) -> bytes:
-        """Return the server's share in the seed of the graph, such that the same committee is drawn in each attempt."""
+        """Return a server's share in the seed of the graph for which every attempt draws the same committee."""
         return self._openings[attempt].to_bytes(OPENING_BYTES, "big")
 
     @cached_property
@@ -269,7 +269,7 @@ class Clients:
         return tuple(configuration.encode() for configuration in self.configurations)
 
     def forget(self, attempt: int) -> None:
-        """Have the server choose another share in the seed; what was answered before does not count."""
+        """Let the server choose another share in the seed; earlier answers do not count."""
         self._openings[attempt] += 1
         self._ran.clear()
         self._owners.clear()
@@ -277,7 +277,7 @@ class Clients:
 
 
 def client_id(number: int) -> ClientId:
-    """Return the library's name of a client."""
+    """Return the library's identifier of a client."""
     return ClientId(number + 1)
 
 

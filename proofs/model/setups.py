@@ -17,7 +17,7 @@ Party = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A session's size and parameters, and who is corrupted."""
+    """A session's size and parameters, and the corrupted clients."""
 
     population: int
     threshold: int
@@ -27,7 +27,7 @@ class Setup:
     corrupted: Set = frozenset()
     attempts: int = 1
     rounds: bool = False
-    """Whether what is called attempts here are sessions of two rounds at once, each with an update of its own."""
+    """Whether the attempts are two rounds at the same time, each with its own update."""
     restarts: bool = False
     """Whether every client's process ends after each message; its records can be copied and resumed again."""
     suite: Suite = Suite.CLASSIC
@@ -39,37 +39,37 @@ class Setup:
 
     @property
     def honest(self) -> tuple[int, ...]:
-        """Those who follow the protocol."""
+        """The honest clients."""
         return tuple(sorted(self.everyone - self.corrupted))
 
     @property
     def mode(self) -> SecurityMode:
-        """The mode: there is a quorum in one of them only."""
+        """The mode; only one has a quorum."""
         return SecurityMode.ACTIVE if self.quorum else SecurityMode.SEMI_HONEST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """A roster as the server shows it: in which attempt, who is on it, and whose keys stand beside each name."""
+    """A roster as shown by the server: its attempt, its clients, and whose keys are listed for each name."""
 
     attempt: int
     keys: tuple[tuple[int, str], ...]
 
     clients: Set = field(init=False)
-    """Who is on it."""
+    """The clients on it."""
     genuine: Set = field(init=False)
-    """Those whose own keys stand there."""
+    """The clients that are listed with their own keys."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", frozenset(client for client, _ in self.keys))
         object.__setattr__(self, "genuine", frozenset(client for client, kind in self.keys if kind == GENUINE))
 
     def kind(self, client: int) -> str:
-        """Return whose keys stand beside a client's name."""
+        """Return whose keys are listed for a client's name."""
         return GENUINE if client in self.genuine else dict(self.keys)[client]
 
     def place(self, client: int) -> int:
-        """Return where a client stands."""
+        """Return a client's position."""
         return sorted(self.clients).index(client)
 
 

@@ -1,4 +1,4 @@
-"""Every message that a server could show to a client: rosters, deliveries, survivors, requests, and forgeries."""
+"""Every message that a server can send to a client: rosters, deliveries, survivors, requests, and forgeries."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ NO_SIGNATURE = bytes(SIGNATURE_BYTES)
 
 
 class World(Clients):
-    """The clients of a setup, and what a server can show to them."""
+    """The clients of a setup, and what a server can send to them."""
 
     def __init__(self, setup: Setup) -> None:
-        """Show nothing yet."""
+        """Start without messages."""
         super().__init__(setup)
         self._published = dict[Shown, PublishedRoster]()
         self._dealt = dict[tuple[Shown, int], dict[int, bytes]]()
 
     def draw_committee(self, wanted: Set) -> None:
-        """Let the server be lucky: choose openings under which these clients are the committee."""
+        """Choose openings for which these clients are the committee, as if the server was lucky."""
         for attempt in range(self.setup.attempts):
             while self.committee(self.whole_roster(attempt)) != wanted:
                 self.forget(attempt)
                 self._published.clear()
 
     def keeps_its_input(self, client: int) -> bool:
-        """Whether an input that was uploaded in the first attempt can be uploaded again in the second."""
+        """Whether an input uploaded in the first attempt can be uploaded again in the second."""
         kept = new_update()
         try:
             for attempt in (0, 1):
@@ -58,14 +58,14 @@ class World(Clients):
             return False
         return True
 
-    # --- What the server shows --------------------------------------------------------------------------------------
+    # --- Messages of the server -------------------------------------------------------------------------------------
 
     def whole_roster(self, attempt: int) -> Shown:
-        """Return the roster of everybody, with everybody's own keys."""
+        """Return the roster of all clients with their own keys."""
         return shown_as(attempt, tuple((client, GENUINE) for client in sorted(self.setup.everyone)))
 
     def published(self, shown: Shown) -> PublishedRoster:
-        """Return a roster with every entry, and the tree over them."""
+        """Return a roster with all entries, and the hash tree over them."""
         if shown not in self._published:
             configuration = self.configurations[shown.attempt]
             advertised = {client_id(number): self._advertisement(shown, number, kind) for number, kind in shown.keys}
@@ -73,22 +73,22 @@ class World(Clients):
         return self._published[shown]
 
     def roster(self, shown: Shown) -> Roster:
-        """Return what follows from it."""
+        """Return the session that follows from a roster."""
         return self.published(shown).roster
 
     def committee(self, shown: Shown) -> Set:
-        """Return who certifies; nobody in semi-honest mode."""
+        """Return the committee; empty in semi-honest mode."""
         if not self.setup.quorum:
             return frozenset()
         numbers = sorted(shown.clients)
         return frozenset(numbers[position] for position in self.roster(shown).committee)
 
     def roster_message(self, shown: Shown, client: int) -> bytes:
-        """Return what a client gets to see of it."""
+        """Return the part of a roster that a client receives."""
         return self.published(shown).message_to(shown.place(client)).encode()
 
     def shares_message(self, shown: Shown, client: int, sharers: Set, junk: Set = frozenset()) -> bytes:
-        """Return the neighbours' entries for a client; junk where an entry does not exist or is to be replaced."""
+        """Return the neighbours' entries for a client; junk for an entry that does not exist or is replaced."""
         roster, receiver = self.roster(shown), shown.place(client)
         entries = list[DeliveredEntry]()
         for number in sorted((sharers & shown.clients) - {client}):
@@ -101,7 +101,7 @@ class World(Clients):
         ).encode()
 
     def relayed(self, shown: Shown, number: int) -> RelayedShares | None:
-        """Return what the holder of the keys beside a name shares under this roster; nothing if it refuses it."""
+        """Return the shares sent by the holder of the keys listed for a name; nothing if it refuses the roster."""
         kind = shown.kind(number)
         if kind not in {GENUINE, IMPOSTOR}:
             return None
@@ -128,7 +128,7 @@ class World(Clients):
         }
 
     def survivors_message(self, shown: Shown, sharers: Set, contributors: Set) -> bytes:
-        """Return the two sets that a member of the committee is to sign."""
+        """Return the two sets that a committee member is to sign."""
         return rounds3_4_unmasking.SurvivorSet(
             context=self.roster(shown).context.tag,
             sharers=set_on(shown, sharers),
@@ -136,7 +136,7 @@ class World(Clients):
         ).encode()
 
     def endorsement(self, shown: Shown, number: int, signature: bytes) -> Endorsement | None:
-        """Return a signature of a client on the roster beside the identity that it has there."""
+        """Return a client's signature on the roster and its identity in it."""
         credential = self.published(shown).advertisements[shown.place(number)].credential
         return credential and Endorsement(
             position=shown.place(number),
@@ -155,7 +155,7 @@ class World(Clients):
     def request_of(
         self, shown: Shown, contributors: Set, endorsements: Iterable[Endorsement], views: Iterable[bytes]
     ) -> bytes:
-        """Return a request with any endorsements, in the order in which they are given."""
+        """Return a request with any endorsements, in the given order."""
         return rounds3_4_unmasking.UnmaskingRequest(
             context=self.roster(shown).context.tag,
             contributors=set_on(shown, contributors),
@@ -166,7 +166,7 @@ class World(Clients):
     def forged_certificates(
         self, shown: Shown, sharers: Set, contributors: Set, exact: tuple[Endorsement, ...]
     ) -> dict[str, tuple[Endorsement, ...]]:
-        """Return, by name, what a server can make of too few endorsements: short, doubled, of strangers, of its own."""
+        """Return, by name, what a server can make of too few endorsements: duplicates, strangers', its own."""
         committee, quorum = self.committee(shown), self.setup.quorum
         have = {item.position for item in exact}
         absent = [member for member in sorted(committee) if shown.place(member) not in have]
@@ -209,25 +209,25 @@ class World(Clients):
     # --- Signatures -------------------------------------------------------------------------------------------------
 
     def endorsement_statement(self, shown: Shown, signer: int, sharers: Set, contributors: Set) -> bytes:
-        """Return what a member of the committee signs, as the library puts it."""
+        """Return the message that a committee member signs, in the library's format."""
         parts = rounds3_4_unmasking.signed_survivors(
             self.roster(shown).context, client_id(signer), set_on(shown, sharers), set_on(shown, contributors)
         )
         return bind(Label.SIGNED_SURVIVORS, *parts)
 
     def view_statement(self, shown: Shown, signer: int, sharers: Set) -> bytes:
-        """Return what a client signs about the sharers under which it masked."""
+        """Return what a client signs about the sharers that it masked for."""
         parts = round2_masked_input.signed_view(
             self.roster(shown).context, client_id(signer), set_on(shown, sharers), ideal.UPLOADED
         )
         return bind(Label.SIGNED_VIEW, *parts)
 
     def sign(self, signer: int, statement: bytes) -> bytes:
-        """Sign anything: what the adversary does with a corrupted client's key."""
+        """Sign anything, as an adversary can with a corrupted client's key."""
         return ideal.IdealSignatureKey(self.keys[signer].public_key).sign(statement)
 
     def signed_by_server(self, shown: Shown, signer: int, statement: bytes) -> bytes | None:
-        """Sign for a corrupted client, or for one whose whole identity the server has replaced."""
+        """Sign for a corrupted client, or for one whose identity the server has replaced."""
         if signer in self.setup.corrupted:
             return self.sign(signer, statement)
         if shown.kind(signer) == IMPOSTOR:
@@ -263,7 +263,7 @@ class World(Clients):
 
 @cache
 def set_on(shown: Shown, members: Set) -> ClientSet:
-    """Return a set of clients as those on a roster write it, without those that are not on it."""
+    """Return a set of clients in the format of a roster, without clients that are not on it."""
     return ClientSet.of(len(shown.keys), [shown.place(number) for number in members & shown.clients])
 
 

@@ -1,10 +1,10 @@
 """The two servers under any scheduler: a network that repeats and drops messages, or one corrupted server.
 
-The library's own ``IndexingServer`` is driven, with its state and its rules, and clients' own ``Client`` with its
-ledger. The scheduler may hand over each message that exists, at any time and as often as it likes, have a process end
-and another one begin the round, with another root, and say what a corrupted server or client could say.
-Every sequence is tried, until nothing new is reached; sequences that lead to the same state are continued once. A
-server is a function of what it remembers: each step of each of its states is taken once, and worlds are made of them.
+The search runs the library's own ``IndexingServer`` with its state and rules, and its ``Client`` with a ledger. The
+scheduler may deliver each existing message at any time and any number of times, restart a server's process with another
+root, and send everything that a corrupted server or client could send.
+Every sequence is tried until nothing new is reached; sequences that lead to the same state are continued once. A
+server is a function of its memory: each step of each of its states is run once, and worlds are composed of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Action(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something that happened at a server, and is not undone when its process ends."""
+    """Something that a server did, which is not undone when its process ends."""
 
     place: int
     server: int
@@ -66,7 +66,7 @@ class Fact(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What an action leads to."""
+    """The result of an action."""
 
     name: str
     state: int
@@ -74,14 +74,14 @@ class Step(NamedTuple):
 
 
 class Driven:
-    """One honest server: every state that it was in, and what each action makes of it."""
+    """One honest server: every state that it reached, and the result of each action in it."""
 
     def __init__(self, search: Search, place: int, index: int) -> None:
-        """Begin with a server to which nothing has happened."""
+        """Start with a new server."""
         self.search, self.place, self.index = search, place, index
         self.at: Place = search.places[place]
         self.actions = list[Action]()
-        """What can be done to it at any time."""
+        """The actions that are possible at any time."""
         self._servers = list[IndexingServer]()
         self._known = dict[Any, int]()
         self._steps = dict[tuple[int, Action], Step]()
@@ -91,7 +91,7 @@ class Driven:
         self.start = self._state_of(self.at.server(index))
 
     def moves(self, state: int, heard: int) -> list[Step]:
-        """Return the steps that change something: those that can be taken at any time, and on what was said."""
+        """Return the steps that change something: those possible at any time, and those that messages cause."""
         if state not in self._moves:
             self._moves[state] = self._telling(state, self.actions)
         heard &= self.search.hearable[self.place]
@@ -126,12 +126,12 @@ class Driven:
         noted = partial(Fact, self.place, self.index)
         try:
             if action.method == STARTS_AGAIN:
-                # As if the file of the rounds that were begun had been put back.
+                # As if the file of started rounds was restored from a backup.
                 server, said = self.at.server(self.index, life=1), None
             else:
                 said = getattr(server, action.method)(*action.arguments)
         except (SecAggError, KeyError):
-            # What no rule refuses can fail all the same.
+            # A call that no rule refuses can still fail.
             self.search.report.refused += 1
         else:
             if action.method in SAYS:
@@ -154,8 +154,8 @@ class Driven:
                 self.faults[number] = f"{self.search.title(self.place, self.index)} {fault}"
         return self._known[key]
 
-    def _fault_in(self, server: Any) -> str | None:  # noqa: ANN401 -- a server, with what it remembers
-        """Say what is wrong with what a server remembers."""
+    def _fault_in(self, server: Any) -> str | None:  # noqa: ANN401 -- a server, with its memory
+        """Return the fault in what a server remembers."""
         rules, totals = server._rules, server._totals  # noqa: SLF001
         if rules.state is RoundState.FAILED:
             return None
@@ -178,10 +178,10 @@ def _plain(said: Any) -> Any:  # noqa: ANN401 -- a message or a result
 
 
 class Stored(SpentUpdates):
-    """The ledger of a client, with what is stored of it; a model has one attempt."""
+    """A client's ledger, with its stored content; a model has one attempt."""
 
     def __init__(self, stored: tuple[Spent, ...]) -> None:
-        """Go on from what was stored."""
+        """Continue from stored content."""
         super().__init__(attempts=1)
         self.stored: tuple[Spent, ...] = ()
         for spent in stored:
@@ -194,7 +194,7 @@ class Stored(SpentUpdates):
 
 
 class World(NamedTuple):
-    """The states of all servers, what happened, and what clients have stored."""
+    """The states of all servers, their actions so far, and the clients' stored ledgers."""
 
     states: tuple[int, ...]
     facts: int
@@ -203,13 +203,13 @@ class World(NamedTuple):
 
 @dataclass
 class Search:
-    """One case: the places, the honest servers, and what can be done to them."""
+    """One case: the rounds, the honest servers, and the possible actions."""
 
     places: list[Place]
     honest: tuple[tuple[int, int], ...]
-    """The honest servers: where each is, and its index."""
+    """The honest servers: the round of each, and its index."""
     asked: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    """Honest clients that are asked to upload, anywhere, and the updates that they have."""
+    """Honest clients that are asked to upload, anywhere, and their updates."""
     limit: int = 10**7
     report: Report = field(default_factory=Report)
     driven: list[Driven] = field(init=False)
@@ -224,10 +224,10 @@ class Search:
         self._shared = dict[tuple[int, tuple[Spent, ...], int, str], tuple[tuple[Spent, ...], list[Fact]] | None]()
         self.driven = [Driven(self, place, index) for place, index in self.honest]
 
-    # --- What happened --------------------------------------------------------------------------------------------
+    # --- Facts ----------------------------------------------------------------------------------------------------
 
     def number_of(self, fact: Fact) -> int:
-        """Return the number of a fact, which has one from now on."""
+        """Return the number of a fact; a new fact gets the next number."""
         if fact not in self._numbers:
             self._numbers[fact] = len(self._facts)
             self._facts.append(fact)
@@ -247,7 +247,7 @@ class Search:
             mask ^= lowest
 
     def title(self, place: int, index: int) -> str:
-        """Name a server."""
+        """Return the name of a server."""
         return f"server {index}" + (f" of round {'ab'[place]}" if len(self.places) > 1 else "")
 
     # --- The search -----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Search:
     def _share(
         self, client: int, ledger: tuple[Spent, ...], place: int, update: str
     ) -> tuple[tuple[Spent, ...], list[Fact]] | None:
-        """Ask an honest client to upload, with the ledger that it has stored."""
+        """Ask an honest client to upload, with its stored ledger."""
         key = client, ledger, place, update
         if key not in self._shared:
             self.report.calls += 1
@@ -304,15 +304,15 @@ class Search:
                 self.report.refused += 1
                 self._shared[key] = None
             else:
-                # Coins repeat, so these are the halves that the place knows.
+                # Coins repeat, so these are the halves that the round knows.
                 sent = at.sent[f"{client}{update}"]
                 self._shared[key] = kept.stored, [Fact(place, 0, "upload", (sent.name, sent.halves))]
         return self._shared[key]
 
-    # --- What must not be -----------------------------------------------------------------------------------------
+    # --- Faults ---------------------------------------------------------------------------------------------------
 
     def _fault(self, before: World, after: World) -> str | None:
-        """Say what is wrong with a world, and was not before."""
+        """Return the fault of a world that its predecessor did not have."""
         for driven, state in zip(self.driven, after.states, strict=True):
             if state in driven.faults:
                 return driven.faults[state]
@@ -333,7 +333,7 @@ class Search:
         return _fault_between(sums) if len(sums) > 1 else None
 
     def _judge(self, number: int, mask: int) -> tuple[str | None, Entries | None]:
-        """Report what a server did wrong, given what happened there, and the clients in the sum that it released."""
+        """Report what a server did wrong, given its earlier actions, and the clients in the sum that it released."""
         if (number, mask) not in self._judged:
             driven, facts = self.driven[number], list(self.facts(mask))
             mine = [fact for fact in facts if fact.server == driven.index]
@@ -399,7 +399,7 @@ class Search:
 
     def _fault_in_results(self, facts: list[Fact]) -> str | None:
         if len(self.honest) == len(self.places):
-            return None  # With a corrupted server nothing is said of the result.
+            return None  # With a corrupted server nothing is claimed about the result.
         for fact in facts:
             if fact.kind == "result":
                 value, counted = fact.what
@@ -423,7 +423,7 @@ class Search:
 
 
 def _fault_between(sums: list[tuple[Place, Entries]]) -> str | None:
-    """Say what two sums tell together."""
+    """Return the fault in what two sums reveal together."""
     for (one, ours), (other, theirs) in combinations(sums, 2):
         if one is other:
             if ours != theirs:
