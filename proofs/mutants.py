@@ -1,9 +1,9 @@
-"""Change one token of a kernel at a time and see whether the solver's obligations notice.
+"""Changes one token of a kernel at a time and checks that the solver's obligations detect it.
 
-Run by ``make mutants``, which alters decisions too (``mutation/``). An operator is exchanged for another, or a constant
-made one larger; a mutant is killed if an obligation is refuted, or if the kernel no longer runs on terms. A survivor
-that ``EXPLAINED`` does not list ends the run with status 1. Defects of the client and of the enclave's rules are
-planted by hand, in ``proofs/model``.
+``make mutants`` runs it, and alters decisions too (``mutation/``). An operator is exchanged for another, or a constant
+is increased by one; a mutant is killed if an obligation is refuted, or if the kernel no longer runs on terms. A
+survivor that ``EXPLAINED`` does not list ends the run with status 1. Defects of the client and of the enclave's rules
+are planted by hand, in ``proofs/model``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ EXPLAINED: Final[Mapping[str, str]] = {
         "the offset is not negative and below 2^64, so that no word takes more"
     ),
 }
-"""Survivors, by their name, and why each is no defect."""
+"""Survivors by name, with the reason why each is no defect."""
 
 
 @cache
@@ -136,14 +136,14 @@ def _enlarge(node: ast.Constant) -> None:
 
 
 def is_killed(index: int) -> bool:
-    """Whether some obligation notices."""
+    """Whether some obligation detects the change."""
     terms.TIME_LIMIT_SECONDS = 10
     _, module, source = mutants()[index]
     names: dict[str, Any] = {**vars(module)}
     try:
         exec("from __future__ import annotations\n" + source, names)  # noqa: S102 -- the library's own source, altered
         return any(ask().decide() is not Answer.PROVED for ask in _questions(module, names))
-    except Exception:  # noqa: BLE001 -- it does not run on terms, which is noticed too
+    except Exception:  # noqa: BLE001 -- it does not run on terms, so it is detected too
         return True
 
 
@@ -166,7 +166,7 @@ def _questions(module: ModuleType, names: Mapping[str, Any]) -> Iterator[Callabl
 
 
 def _is_noticed(index: int) -> bool:
-    """Whether a process of its own notices, or does not end well: a mutant may ask for any time and any memory."""
+    """Whether a separate process detects the change or fails, because a mutant may take unlimited time and memory."""
     child = multiprocessing.get_context("fork").Process(target=_try, args=(index,))
     child.start()
     child.join(_MOST_SECONDS)

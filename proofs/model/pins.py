@@ -1,7 +1,7 @@
 """Expected outcome of each case: a minimum number of schedules, or a kind of fault.
 
-``cases.toml`` has one line per case, which its author writes: for a clean case, the minimum numbers of its schedules
-and of those that reveal a sum; for a planted defect, the claim that it is planted against and the fault that is found,
+``cases.toml`` has one line per case, written by its author: for a clean case, the minimum numbers of schedules and of
+schedules that reveal a sum; for a planted defect, the claim that it is planted against and the fault that is found,
 with ``#`` for each number. A search that lost schedules, or that finds another fault, does not match its pin.
 """
 
@@ -41,11 +41,7 @@ class Outcome:
         if pin is None:
             return f"not in cases.toml; add `{self.line}`"
         if self.planted != ("fault" in pin):
-            return (
-                "a defect is planted, but the case is pinned as clean"
-                if self.planted
-                else "clean, but pinned with a fault"
-            )
+            return "planted, but pinned as clean" if self.planted else "clean, but pinned with a fault"
         if self.planted:
             found = kind_of(self.fault) if self.fault else "nothing"
             return "" if found == pin["fault"] else f"found `{found}`, but pinned is `{pin['fault']}`"

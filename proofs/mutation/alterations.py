@@ -1,4 +1,4 @@
-"""Mutants: one decision, or one token of arithmetic, taken away or altered in one function of the library."""
+"""Mutants: one decision, or one arithmetic token, removed or altered in one function of the library."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ EXCHANGED: Final[Mapping[type[ast.operator], type[ast.operator]]] = {
     ast.RShift: ast.LShift,
 }
 SHOWN_ONLY: Final = frozenset({"__repr__", "__str__", "__rich__"})
-"""What nobody decides by."""
+"""Methods for display, which decide nothing."""
 CHECK: Final = re.compile(r"\b_?(require|verify|check)(_\w+)?\(")
-"""What refuses; of two in a row the order decides which of two sentences is said."""
+"""Checks that refuse; the order of two adjacent ones only decides which error is raised."""
 _DIGEST_LENGTH: Final = 16
 _LONGEST: Final = 80
 
@@ -53,27 +53,27 @@ class Mutant:
     """One alteration of one function."""
 
     path: str
-    """Of the file, from the root of the repository."""
+    """Path of the file from the root of the repository."""
     function: str
-    """Its qualified name."""
+    """Qualified name of the function."""
     change: str
     digest: str
-    """Of the function, without its docstring, and of the change: another function has other digests."""
+    """Digest of the function without its docstring, and of the change."""
     first: int
     last: int
-    """The lines of the file that a test has to reach."""
+    """The lines of the file that a test must reach."""
     place: int
     step: int
-    """Which node of the function, and which of its changes."""
+    """Index of the node in the function, and of the change at this node."""
 
     @property
     def name(self) -> str:
-        """File, function and change."""
+        """Name of the mutant: file, function and change."""
         return f"{self.path}: {self.function}: {self.change}"
 
 
 def mutants(path: str, *, arithmetic: bool, before: Callable[[str], str] = str) -> Iterator[Mutant]:
-    """Yield every mutant of a file; ``before`` gives what a digest is of, as it was called before names changed."""
+    """Yield every mutant of a file; ``before`` undoes renames in the text that digests are computed from."""
     for name, function in functions(ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))):
         if function.name in SHOWN_ONLY:
             continue
@@ -89,7 +89,7 @@ def mutants(path: str, *, arithmetic: bool, before: Callable[[str], str] = str) 
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Yield the functions of a module and the methods of its classes, by their qualified names."""
+    """Yield the functions of a module and the methods of its classes, by qualified name."""
     waiting: list[tuple[str, ast.stmt]] = [("", node) for node in tree.body]
     while waiting:
         outer, node = waiting.pop(0)
@@ -100,7 +100,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def altered_code(mutant: Mutant, *, arithmetic: bool) -> CodeType:
-    """Compile the altered function: its code, with the line numbers that it has."""
+    """Compile the altered function: its code, with the original line numbers."""
     path = REPOSITORY / mutant.path
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (function,) = (node for name, node in functions(tree) if name == mutant.function and _spans(node, mutant))
@@ -119,11 +119,11 @@ def code_in(code: CodeType, name: str, first: int) -> CodeType:
         if inner.co_qualname == name and inner.co_firstlineno == first:
             return inner
         waiting += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
-    raise LookupError(f"no code of {name} in line {first}")
+    raise LookupError(f"no code of {name} at line {first}")
 
 
 def _undocumented(function: ast.FunctionDef) -> ast.FunctionDef:
-    """Return the function without its docstring: other words are no other decision."""
+    """Return the function without its docstring, which decides nothing."""
     bare = copy.deepcopy(function)
     if ast.get_docstring(bare) is not None:
         bare.body = bare.body[1:] or [ast.Pass()]
@@ -131,7 +131,7 @@ def _undocumented(function: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
-    """Return the function, and what a call of it runs: no default and no decorator."""
+    """Return the function and the nodes that a call of it runs, so no defaults and decorators."""
     return [function, *(node for statement in function.body for node in ast.walk(statement))]
 
 
@@ -187,7 +187,7 @@ def _changes_of_numbers(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], No
 
 
 def _calls(node: ast.AST) -> bool:
-    """Whether a statement makes a call for what it does, at once or under a condition, and nothing else."""
+    """Whether a statement is only a call for its effect, immediately or under a condition."""
     match node:
         case ast.Expr(value=ast.Call()):
             return True
@@ -198,7 +198,7 @@ def _calls(node: ast.AST) -> bool:
 
 
 def _acts(node: ast.AST) -> bool:
-    """Whether others can see what a statement does, in another order too."""
+    """Whether a statement has visible effects, also in another order."""
     kept = (ast.Attribute, ast.Subscript)
     match node:
         case ast.Assign():
@@ -220,7 +220,7 @@ def _short(node: ast.AST) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-# --- What is altered. Names stay in the function, so that its free variables are those that it had. -------------------
+# --- Alterations. Names stay in the function, so its free variables stay the same. -----------------------------------
 
 
 def _never(node: ast.If) -> None:

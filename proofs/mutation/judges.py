@@ -1,7 +1,7 @@
-"""The tests that judge a room's mutants: collected once, and run in a fork of the process for each mutant.
+"""Tests that judge the mutants of a package: collected once, and run in a fork of the process for each mutant.
 
-A fork puts the altered code into the function objects that exist and runs the tests that reach the altered lines, the
-quick ones and those that killed another mutant of the function first, up to the first that fails.
+A fork puts the altered code into the existing function objects and runs the tests that reach the altered lines, until
+one fails: first fast tests and those that killed another mutant of the function.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _BASELINES: Final = REPOSITORY / "build" / "mutants_baseline"
 _MOST_SECONDS: Final = 3600
 _MOST_BYTES: Final = 6 << 30
 _MORE_TIME: Final = 4
-"""Many times what the tests take; a mutant that goes on for ever is noticed too."""
+"""Many times the duration of the tests; a mutant that runs forever is detected too."""
 _EXTRA_SECONDS: Final = 3
 _SHARPER: Final = 4
 _EXAMPLES: Final = 25
 _WAITING: Final = 8
-"""A process that others keep from the cores may take this many times its own time."""
+"""A process that gets no processor time may take this multiple of its own time."""
 _ELSEWHERE: Final = frozenset({"gpu", "flower", "nvflare", "wire", "web", "scale", "site"})
-"""The marks of tests that need another environment, or other processes."""
+"""Marks of tests that need another environment or other processes."""
 STARVED: Final = object()
-"""In place of what a process did that would still be at work, had it the cores."""
+"""Replaces the result of a process that would still run if it had processor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant."""
+    """Verdict on a mutant."""
 
     digest: str
     name: str
     killed_by: str
-    """A test, a case of the model, or what else ended it; nothing if it survived."""
+    """A test, a case of the model, or another event that killed it; empty if it survived."""
     judges: str
     """The digest of everything that judged it, if it survived."""
     seconds: float = 0.0
-    """What the tests and cases that reach it and were not asked would have cost, if it survived."""
+    """Seconds of the tests and cases that reach it but were not run, if it survived."""
     reached: bool = True
     shown: tuple[str, ...] = ()
-    """The tests and cases that passed with it, as they were then, if it survived."""
+    """The tests and cases that passed with it, in their version at that time, if it survived."""
 
 
 @dataclass(slots=True)
 class Baseline:
-    """What the tests do without any mutant."""
+    """Measurements of the tests without any mutant."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     reaching: dict[str, dict[int, list[str]]] = field(default_factory=dict[str, dict[int, list[str]]])
@@ -72,7 +72,7 @@ class Baseline:
     failed: list[str] = field(default_factory=list[str])
 
     def add(self, other: Baseline) -> None:
-        """Add what other tests do."""
+        """Add the measurements of other tests."""
         self.seconds |= other.seconds
         for path, lines in other.reaching.items():
             known = self.reaching.setdefault(path, {})
@@ -81,9 +81,9 @@ class Baseline:
 
 
 class Trials:
-    """A plugin of pytest that tries mutants in place of running tests."""
+    """A pytest plugin that tries mutants instead of running tests."""
 
-    def __init__(  # noqa: PLR0913 -- what a run is asked for
+    def __init__(  # noqa: PLR0913 -- options of a run
         self,
         room: Room,
         chosen: Callable[[str, Iterable[str]], Sequence[Mutant]],
@@ -106,9 +106,9 @@ class Trials:
         self._baseline = Baseline()
         self._cases: tuple[tuple[str, Callable[[], bool]], ...] = ()
         self._functions: Mapping[str, list[FunctionType]] = {}
-        """By path, qualified name and first line."""
+        """Functions by path, qualified name and first line."""
         self._stamps = dict[str, str]()
-        """Of each test or case, the digest of its name and of its file."""
+        """For each test or case, the digest of its name and its file."""
         self._shown = {verdict.digest: frozenset(verdict.shown) for verdict in earlier}
         for verdict in earlier:
             if verdict.killed_by:
@@ -116,7 +116,7 @@ class Trials:
                 self._kills[verdict.name.split(": ")[1]][verdict.killed_by] += 1
 
     def pytest_sessionstart(self) -> None:
-        """Have every run of a property find the same examples."""
+        """Make every run of a property test use the same examples."""
         from hypothesis import HealthCheck, Phase, settings  # noqa: PLC0415 -- a plugin of pytest, which imports it
 
         settings.register_profile(
@@ -133,7 +133,7 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try every mutant that has no verdict."""
         if session.testsfailed:
-            sys.exit("mutants: the tests of this room cannot be collected; see what pytest says of them")
+            sys.exit("mutants: the tests of this package cannot be collected; see pytest's output")
         self._items = {item.nodeid: item for item in session.items if self._is_judge(item)}
         judges = judges_digest(self._room)
         if not (mutants := self._chosen(judges, self._items)):
@@ -148,7 +148,7 @@ class Trials:
             took = time.perf_counter() - started
             left = took / tried * (len(mutants) - tried)
             if verdict is None:
-                word = "UNDECIDED, others have the cores"
+                word = "UNDECIDED, no processor time"
             else:
                 self._put_down(verdict)
                 word = "killed" if verdict.killed_by else "SURVIVED" if verdict.reached else "NOT REACHED"
@@ -160,7 +160,7 @@ class Trials:
         return not slow and not any(marker.name in _ELSEWHERE for marker in item.iter_markers())
 
     def _measured_once(self) -> Baseline:
-        """Run every test that has changed, or that nobody measured with these files; the rest is on the disk."""
+        """Run every test that has changed or was not measured with these files; other measurements are on disk."""
         sources = hashlib.sha256(b"".join((REPOSITORY / path).read_bytes() for path in self._room.files))
         kept = _BASELINES / f"{hashlib.sha256(self._room.name.encode()).hexdigest()[:16]}.pickle"
         known: dict[str, Baseline] = pickle.loads(kept.read_bytes()) if kept.exists() else {}  # noqa: S301 -- our own
@@ -192,7 +192,7 @@ class Trials:
         measured = Baseline()
         files = [os.path.realpath(REPOSITORY / path) for path in self._room.files]
         recorded = coverage.Coverage(data_file=None, config_file=False, include=files)
-        # A file of tests that reaches nothing of the room is no judge, and no error.
+        # A test file that reaches nothing in the package is not a judge, but no error either.
         recorded.set_option("run:disable_warnings", ["no-data-collected"])
         recorded.start()
         cases = dict(self._cases)
@@ -210,7 +210,7 @@ class Trials:
         return measured
 
     def _judged(self, mutant: Mutant, judges: str) -> Verdict | None:
-        """Return what became of a mutant; None if its process was kept from the cores, which says nothing of it."""
+        """Return the verdict on a mutant; None if its process got no processor time."""
         lines = self._baseline.reaching[mutant.path]
         reaching = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(line, ()) if name}
         killers = self._kills[mutant.function]
@@ -230,7 +230,7 @@ class Trials:
         code = altered_code(mutant, arithmetic=self._room.arithmetic)
         functions = self._functions[f"{mutant.path}:{code.co_qualname}:{code.co_firstlineno}"]
         if not functions:
-            sys.exit(f"mutants: {mutant.function} of {mutant.path} is no function of this process")
+            sys.exit(f"mutants: {mutant.function} of {mutant.path} is not a function in this process")
         limit = spent * _MORE_TIME + _EXTRA_SECONDS
         if (found := _in_fork(lambda: self._try(code, functions, asked), limit)) is STARVED:
             return None
@@ -243,7 +243,7 @@ class Trials:
         return Verdict(mutant.digest, mutant.name, "", judges, round(left, 1), shown=tuple(passed))
 
     def _cost(self, name: str) -> float:
-        """Return how late a test is asked: attacks look at defences, and those that kill have killed others."""
+        """Return the sort key of a test: attack tests and tests that have killed mutants come first."""
         seconds = self._baseline.seconds[name]
         if name.startswith("tests/adversaries/"):
             seconds /= _SHARPER
@@ -285,7 +285,7 @@ def functions_of(files: Iterable[Path]) -> Mapping[str, list[FunctionType]]:
 
 
 def judges_digest(room: Room) -> str:
-    """Return one digest of the files of all tests of a room."""
+    """Return one digest for the files of all tests of a package."""
     digest = hashlib.sha256()
     for file in _test_files(room):
         digest.update(file.read_bytes())
@@ -298,8 +298,8 @@ def _test_files(room: Room) -> Iterator[Path]:
         yield from sorted(path.rglob("test_*.py")) if path.is_dir() else (path,)
 
 
-def _in_fork(work: Callable[[], Any], limit: float) -> Any:  # noqa: ANN401 -- what the work returns
-    """Do some work in a fork of this process; a limit on its time is a sentence."""
+def _in_fork(work: Callable[[], Any], limit: float) -> Any:  # noqa: ANN401 -- the result of the work
+    """Do some work in a fork of this process; exceeding its time limit counts as killed."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -312,18 +312,18 @@ def _in_fork(work: Callable[[], Any], limit: float) -> Any:  # noqa: ANN401 -- w
             if not (more := pipe.read(1 << 16)):
                 break
             received += more
-        # One that waits for something will wait for ever; one that works was not given its time.
+        # A process that waits for something will wait forever; a process that computes did not get enough time.
         is_starved = deadline <= time.monotonic() and _is_at_work(child)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     if is_starved:
         return STARVED
-    return pickle.loads(received) if received else "it does not end, or its process did"  # noqa: S301 -- of our own
+    return pickle.loads(received) if received else "it does not end, or its process did"  # noqa: S301 -- our own
 
 
 def _is_at_work(process: int) -> bool:
-    """Whether a process would go on if it had a core."""
+    """Whether a process would continue if it had a core."""
     stat = Path(f"/proc/{process}/stat")
     return stat.exists() and stat.read_text(encoding="ascii", errors="replace").rpartition(") ")[2].startswith("R")
 
@@ -337,7 +337,7 @@ def _work(work: Callable[[], Any], writing: int, limit: float) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 2))
         done = work()
-    except BaseException as error:  # noqa: BLE001 -- whatever a mutant leads to
+    except BaseException as error:  # noqa: BLE001 -- whatever a mutant causes
         done = f"{type(error).__name__}: {error}"
     with os.fdopen(writing, "wb") as pipe:
         pickle.dump(done, pipe)

@@ -1,4 +1,4 @@
-"""The rooms whose decisions are altered: files, the tests that judge them, and the cases of the model that do."""
+"""The packages whose decisions are altered: their files, and the tests and model cases that judge them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MODEL: Final = REPOSITORY / "proofs" / "model"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Files that belong together, and who judges them."""
+    """Files that belong together, and their judges."""
 
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
-    """Files and folders of tests, in this process."""
+    """Test files and folders, run in this process."""
     further: tuple[str, ...] = ()
-    """Those that what survives is shown to, by ``--deeper``."""
+    """Additional judges of survivors, with ``--deeper``."""
     arithmetic: bool = False
     """Whether operators and constants are altered too."""
     without: tuple[str, ...] = ()
-    """Words in the names of tests that are not asked: they take long, or run another process."""
+    """Words in the names of tests that are not run, because they take long or start another process."""
     models: tuple[str, ...] = ()
     """Names of cases without a fault."""
 
     def cases(self) -> Iterator[tuple[str, Callable[[], bool]]]:
-        """Yield each case of the model with a function that says whether it comes out as it has to."""
+        """Yield each case of the model with a function that returns whether it has its expected outcome."""
         if not self.models:
             return
         if str(MODEL) not in sys.path:
             sys.path.insert(0, str(MODEL))
-        import enclave_cases  # noqa: PLC0415 -- where the model is asked
+        import enclave_cases  # noqa: PLC0415 -- only when the model is run
         import one_message_cases  # noqa: PLC0415
 
         known: dict[str, Callable[[], Any]] = {
@@ -112,7 +112,7 @@ _PAIRWISE_ATTACKS: Final = _in(
     "test_order_and_replays.py",
 )
 _SLOW_VECTORS: Final = ("slow_implementation", "generator")
-"""What is about the vectors themselves."""
+"""Tests of the vectors themselves."""
 _OTHER_PROTOCOLS: Final = ("[coded", "[enclave", "[pairwise", "[plain", "[two servers")
 _OTHER_SESSIONS: Final = (*_OTHER_PROTOCOLS[1:], "[one message")
 ROOMS: Final = (
@@ -445,4 +445,4 @@ ROOMS: Final = (
         without=("test_a_coordinator_that_is_killed_at_any_moment",),
     ),
 )
-"""In the order of what is at stake."""
+"""In order of importance."""

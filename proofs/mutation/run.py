@@ -1,11 +1,11 @@
-"""Alter one decision of the library at a time and see whether a test, or a case of the model, notices.
+"""Alters one decision of the library at a time and checks that a test, or a case of the model, detects it.
 
-Run by ``make mutants``. A check's condition never holds, a comparison moves by one, ``and`` becomes ``or``, a ``not``
-is left out, a call whose result nobody uses is not made, or it changes places with the statement next to it; where
-values are shared, an operator or a constant is altered too. Verdicts are kept in ``build/mutants.jsonl``, so that a run
-resumes where another stopped: a mutant that was killed is not tried again until its function changes or the test that
-killed it is deleted, a survivor not until a test of its room changes. Survivors that ``explained.toml`` does not list,
-and explanations of what does not survive, end the run with status 1.
+``make mutants`` runs it. A check's condition never holds, a comparison moves by one, ``and`` becomes ``or``, a ``not``
+is removed, a call whose result is unused is removed or swapped with the statement next to it; where values are shared,
+an operator or a constant is altered too. Verdicts are kept in ``build/mutants.jsonl``, so an interrupted run resumes: a
+killed mutant is not tried again until its function changes or the test that killed it is deleted, a survivor not until
+a test of its package changes. Survivors that ``explained.toml`` does not list, and explanations without a survivor, end
+the run with status 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT: Final = REPOSITORY / "build" / "mutants.jsonl"
 EXPLAINED: Final = Path(__file__).with_name("explained.toml")
 SCORES: Final = Path(__file__).with_name("SCORES.md")
 _SECONDS: Final = 5.0
-"""The most seconds of tests for one mutant, in what they take without it."""
+"""Maximum seconds of tests for one mutant, measured without it."""
 _HEADER: Final = (
     "| room | mutants | killed by tests | by the model alone | survive, explained | survive |\n"
     "|---|---|---|---|---|---|"
@@ -51,14 +51,14 @@ named so.
 
 
 def all_mutants(room: Room, before: Callable[[str], str] = str) -> list[Mutant]:
-    """Return every mutant of a room."""
+    """Return every mutant of a package."""
     return [mutant for path in room.files for mutant in mutants(path, arithmetic=room.arithmetic, before=before)]
 
 
 def renamed(old: str, new: str, explained: Path = EXPLAINED) -> int:
-    """Carry explanations over a change of name: the digest of a mutant that differs in nothing else; return how many.
+    """Carry explanations over a rename, to the digest of the mutant that differs in nothing else; return their number.
 
-    An explanation of what differs otherwise keeps its digest, and is then listed as explaining nothing.
+    An explanation of a mutant that differs otherwise keeps its digest, and is then reported as unused.
     """
     text, known, count = explained.read_text(encoding="utf-8"), explanations(explained), 0
     for room in ROOMS:
@@ -78,7 +78,7 @@ def _heading(name: str, digest: str) -> str:
 
 
 def verdicts() -> dict[str, Verdict]:
-    """Return what is kept, by digest; the last word on a mutant holds."""
+    """Return the kept verdicts by digest; the last verdict on a mutant counts."""
     if not KEPT.exists():
         return {}
     lines = KEPT.read_text(encoding="utf-8").splitlines()
@@ -86,7 +86,7 @@ def verdicts() -> dict[str, Verdict]:
 
 
 def killer_is_gone(verdict: Verdict, tests: Iterable[str]) -> bool:
-    """Whether the test that killed a mutant was deleted, given the names of those in the files that were collected."""
+    """Whether the test that killed a mutant was deleted, given the names of the collected tests."""
     file, is_test, _ = verdict.killed_by.partition("::")
     if not is_test or verdict.killed_by in tests:
         return False
@@ -94,7 +94,7 @@ def killer_is_gone(verdict: Verdict, tests: Iterable[str]) -> bool:
 
 
 def try_room(room: Room, *, word: str, seconds: float, deeper: bool, first: str) -> None:
-    """Try the mutants of a room that have no verdict; to be called in a process of its own."""
+    """Try the mutants of a package that have no verdict; to be called in a separate process."""
 
     def chosen(judges: str, tests: Iterable[str]) -> Sequence[Mutant]:
         known = {digest: verdict for digest, verdict in verdicts().items() if not killer_is_gone(verdict, tests)}
@@ -130,30 +130,30 @@ def try_room(room: Room, *, word: str, seconds: float, deeper: bool, first: str)
 
 
 def explanations(explained: Path = EXPLAINED) -> Mapping[str, tuple[str, str]]:
-    """Return name and reason of each survivor that is explained, by digest."""
+    """Return name and reason of each explained survivor, by digest."""
     listed = tomllib.loads(explained.read_text(encoding="utf-8")).get("survivor", ())
     return {one["digest"]: (one["name"], one["reason"]) for one in listed}
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What became of a room's mutants."""
+    """Results for the mutants of a package."""
 
     room: str
     count: int
     by_tests: int
     by_model: int
     alive: tuple[Verdict, ...]
-    """Those that survived and are not explained."""
+    """Survivors that are not explained."""
     explained: int
 
     @property
     def missing(self) -> int:
-        """How many were not tried."""
+        """Number of mutants that were not tried."""
         return self.count - self.by_tests - self.by_model - self.explained - len(self.alive)
 
     def row(self) -> str:
-        """Return it as a row of the table."""
+        """Return the result as a row of the table."""
         if self.missing == self.count:
             return f"| {self.room} | {self.count} | not run | | | |"
         partly = f" ({self.missing} not run)" if self.missing else ""
@@ -167,7 +167,7 @@ class Score:
 
 
 def scores(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[Score]:
-    """Yield the score of each room."""
+    """Yield the score of each package."""
     for room in ROOMS:
         found = all_mutants(room)
         judged = [known[mutant.digest] for mutant in found if mutant.digest in known]
@@ -179,7 +179,7 @@ def scores(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]])
 
 
 def report(found: Sequence[Score]) -> str:
-    """Return the table, with the sum of what was run."""
+    """Return the table, with totals."""
     rows = [_HEADER, *(score.row() for score in found)]
     run = [score for score in found if score.missing < score.count]
     sums = [sum(column) for column in zip(*(score.counts for score in run), strict=True)]
@@ -187,30 +187,32 @@ def report(found: Sequence[Score]) -> str:
 
 
 def rotten(known: Mapping[str, Verdict], reasons: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield the explanations that explain nothing any more."""
+    """Yield the explanations that match no survivor."""
     existing = {mutant.digest for room in ROOMS for mutant in all_mutants(room)}
     for digest, (name, _) in reasons.items():
         if digest not in existing:
-            yield f"  explained, and no such mutant exists: {digest} {name}\n"
+            yield f"  explained, but no such mutant exists: {digest} {name}\n"
         elif digest in known and known[digest].killed_by:
-            yield f"  explained, and killed by {known[digest].killed_by}: {digest} {name}\n"
+            yield f"  explained, but killed by {known[digest].killed_by}: {digest} {name}\n"
 
 
 def main() -> None:
-    """Try the rooms, and print the table."""
+    """Try the packages, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("room", nargs="?", default="", help="a word of the rooms' names")
-    parser.add_argument("--renamed", nargs=2, metavar=("OLD", "NEW"), help="carry explanations over a change of name")
-    parser.add_argument("--word", default="", help="a word of the mutants' names")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="of tests, for one mutant")
-    parser.add_argument("--deeper", action="store_true", help="ask survivors again, and the model too")
-    parser.add_argument("--first", default="", help="a word of the tests that are asked before others")
-    parser.add_argument("--table", action="store_true", help="try nothing and print what is kept")
+    parser.add_argument("room", nargs="?", default="", help="word in the names of packages to try")
+    parser.add_argument("--renamed", nargs=2, metavar=("OLD", "NEW"), help="carry explanations over a rename")
+    parser.add_argument("--word", default="", help="word in the names of mutants to try")
+    parser.add_argument(
+        "--seconds", type=float, default=_SECONDS, help="maximum seconds of tests for one mutant (default: %(default)s)"
+    )
+    parser.add_argument("--deeper", action="store_true", help="try survivors again with more tests and the model")
+    parser.add_argument("--first", default="", help="word in the names of tests to run first")
+    parser.add_argument("--table", action="store_true", help="only print the kept verdicts")
     parser.add_argument("--write", action="store_true", help="write the table to SCORES.md")
-    parser.add_argument("--anew", action="store_true", help="forget what is kept")
+    parser.add_argument("--anew", action="store_true", help="delete the kept verdicts")
     options = parser.parse_args()
     if options.renamed:
-        sys.stdout.write(f"{renamed(*options.renamed)} explanations were carried over\n")
+        sys.stdout.write(f"{renamed(*options.renamed)} explanations carried over\n")
         return
     if options.anew:
         KEPT.unlink(missing_ok=True)

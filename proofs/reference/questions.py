@@ -1,4 +1,4 @@
-"""A question to the reference, and what the library answers."""
+"""A question to the reference, with the library's answer."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def as_given(line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Lines for the reference, and the lines that it is due to answer with: one for each input."""
+    """Lines for the reference, and the expected answers: one for each input."""
 
     what: str
     asked: Sequence[str]
     due: Sequence[str]
     compared: Callable[[str], str] = field(default=as_given)
-    """What of an answer the library gives too."""
+    """The part of an answer that the library gives too."""
 
     @property
     def text(self) -> str:
-        """The lines as the reference reads them."""
+        """The lines in the format of the reference."""
         return "".join(f"{line}\n" for line in self.asked)
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers as the reference reads and writes them."""
+    """Return numbers in the format of the reference."""
     return " ".join([f"{number:x}" for number in numbers])
 
 
 def element(chance: random.Random, modulus: int) -> int:
-    """Draw an element, more often than by chance one at an edge."""
+    """Draw an element; edge values are drawn more often than by chance."""
     if not chance.randrange(EDGES_ONE_IN):
         return chance.choice((0, 1, modulus // 2, modulus - 1))
     return chance.randrange(modulus)
@@ -55,7 +55,7 @@ def values_at(coefficients: Sequence[int], points: Iterable[int], modulus: int) 
 
 
 def received(chance: random.Random, points: Sequence[int], threshold: int, modulus: int) -> list[int]:
-    """Return values of a polynomial, any number wrong: by chance, as hides best, or on another polynomial."""
+    """Return values of a polynomial with any number of errors: random, hardest to detect, or on another polynomial."""
     count, wrong = len(points), chance.randrange(len(points) - threshold + 2)
     first = [element(chance, modulus) for _ in range(threshold)]
     values = values_at(first, points, modulus)
@@ -65,7 +65,7 @@ def received(chance: random.Random, points: Sequence[int], threshold: int, modul
         return [others[place] if place in places else values[place] for place in range(count)]
     offsets = {place: chance.randrange(1, modulus) for place in places}
     if how == 1 and wrong > 1:
-        # The first syndrome is then zero, as if nothing were wrong.
+        # The first syndrome is then zero, as if there were no errors.
         scales = {place: _syndrome_scale(points, place, modulus) for place in places}
         *others_wrong, last = places
         due = -sum(offsets[place] * scales[place] for place in others_wrong)
@@ -74,7 +74,7 @@ def received(chance: random.Random, points: Sequence[int], threshold: int, modul
 
 
 def _meeting(chance: random.Random, first: Sequence[int], points: Sequence[int], modulus: int) -> list[int]:
-    """Return another polynomial of as many coefficients, with one value fewer in common than would make it the same."""
+    """Return another polynomial of the same length that agrees in one value fewer than two different ones can."""
     factors = [1]
     for point in chance.sample(points, len(first) - 1):
         below, above = [-point * factor for factor in factors] + [0], [0, *factors]
@@ -83,6 +83,6 @@ def _meeting(chance: random.Random, first: Sequence[int], points: Sequence[int],
 
 
 def _syndrome_scale(points: Sequence[int], place: int, modulus: int) -> int:
-    """Return what an offset is multiplied by in the first syndrome."""
+    """Return the factor of an offset in the first syndrome."""
     others = (points[place] - point for index, point in enumerate(points) if index != place)
     return pow(math.prod(others), -1, modulus)

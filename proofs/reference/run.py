@@ -1,8 +1,9 @@
-"""Ask the library and the reference the same, and compare every answer; end with status 1 if one differs.
+"""Asks the library and the reference the same questions and compares every answer; exits with status 1 on a difference.
 
-Run as ``python proofs/reference/run.py PROGRAM`` with the extracted program, where the library can be imported, or as a
-part of ``proofs/check``; a second word restricts the run to the kinds whose function has it. Each kind of question has
-a fixed seed, so that a run can be repeated.
+Run it as ``python proofs/reference/run.py PROGRAM`` with the extracted program, where the library can be imported, or
+as
+a part of ``proofs/check``; a second word selects the kinds with that word in their function's name. Each kind of
+question has a fixed seed, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ KINDS: Final[tuple[Callable[[random.Random], Iterator[Question]], ...]] = (
 
 
 def compare(program: str, index: int) -> tuple[dict[str, int], list[str], float]:
-    """Ask all questions of a kind; return how many inputs of each sort agreed, the differences, and the seconds."""
+    """Ask all questions of a kind; return the numbers of agreeing inputs by sort, the differences, and the seconds."""
     started, agreed, faults = time.perf_counter(), dict[str, int](), list[str]()
-    for question in KINDS[index](random.Random(index)):  # noqa: S311 -- cases, not secrets
+    for question in KINDS[index](random.Random(index)):  # noqa: S311 -- test inputs, not secrets
         child = subprocess.run(  # noqa: S603 -- the extracted program
             (program,), input=question.text, capture_output=True, text=True, check=True
         )
         answers = [question.compared(line) for line in child.stdout.splitlines()]
         if len(answers) != len(question.due):
-            faults.append(f"{question.what}: {len(question.due)} inputs and {len(answers)} answers")
+            faults.append(f"{question.what}: {len(question.due)} inputs but {len(answers)} answers")
             continue
         differing = [pair for pair in zip(question.due, answers, strict=True) if pair[0] != pair[1]]
         agreed[question.what] = agreed.get(question.what, 0) + len(answers) - len(differing)
-        faults += [f"{question.what}: the library has `{due}`, the reference `{answer}`" for due, answer in differing]
+        faults += [f"{question.what}: the library gives `{due}`, the reference `{answer}`" for due, answer in differing]
     return agreed, faults, time.perf_counter() - started
 
 
 def main(program: str, word: str = "") -> Iterator[str]:
-    """Yield the report, line by line, and end with status 1 if an answer differs."""
+    """Yield the report line by line, and exit with status 1 if an answer differs."""
     started, total, faults, counted = time.perf_counter(), 0, list[str](), dict[str, int]()
     chosen = [index for index, kind in enumerate(KINDS) if word in kind.__name__]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -71,7 +72,7 @@ def main(program: str, word: str = "") -> Iterator[str]:
         faults.append(f"claims.toml and the reference differ in {sorted(least.keys() ^ counted.keys())}")
     # Fewer are a fault: a kind that asks nothing would pass.
     faults += [
-        f"{what}: {counted.get(what, 0):,} inputs agree, and claims.toml says {count:,}"
+        f"{what}: {counted.get(what, 0):,} inputs agree, but claims.toml says {count:,}"
         for what, count in least.items()
         if counted.get(what, 0) < count
     ]

@@ -1,4 +1,4 @@
-"""Secret sharing of the library, asked beside the reference: Shamir's, packed, and LightSecAgg."""
+"""Secret sharing in the library compared with the reference: Shamir's, packed, and LightSecAgg."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from secagg.protocols.one_message.session import choose_committee, plan
 from secagg.protocols.one_message.sharing import WORD, holder_point, multiply, slot_points, transfer_matrix
 
 DEALINGS: Final = (40, 500)
-"""How many ways to share, and how many secrets for each."""
+"""Number of parameter sets, and number of secrets for each."""
 DECODINGS: Final = (40, 225)
 INVERSES: Final = (200, 10)
 PACKED: Final = (170, 4000)
@@ -35,15 +35,15 @@ COMMITTEES: Final = (
     (9, 1, 2),
     (9, 0, 4),
 )
-"""Holders, corrupted and absent ones."""
+"""Numbers of holders, of corrupted and of absent ones."""
 PRIME: Final = (1 << 256) - 189
 FIELD: Final = (1 << 16) - 15
 CODED_FIELD: Final = (1 << 31) - 1
-"""The moduli, written again: a library with others differs."""
+"""The moduli, written out again: a library with other moduli differs."""
 
 
 class SpelledCoins:
-    """Coins that spell given numbers."""
+    """Coins that encode given numbers."""
 
     def __init__(self, numbers: list[int]) -> None:
         self._bytes = b"".join(number.to_bytes(ELEMENT_BYTES, "big") for number in numbers)
@@ -58,7 +58,7 @@ class SpelledCoins:
 
 
 def dealt_secrets(chance: random.Random) -> Iterator[Question]:
-    """Deal secrets: the coefficients of binomial(x, k) in, a share for each holder out."""
+    """Deal secrets: the input is the coefficients of binomial(x, k), the output a share for each holder."""
     ways, secrets = DEALINGS
     for _ in range(ways):
         holders = chance.randint(1, 9)
@@ -73,7 +73,7 @@ def dealt_secrets(chance: random.Random) -> Iterator[Question]:
 
 
 def decoded_secrets(chance: random.Random) -> Iterator[Question]:
-    """Reconstruct and correct from shares; any number of them may be wrong."""
+    """Reconstruct and correct from shares, with any number of errors."""
     ways, words = DECODINGS
     for _ in range(ways):
         threshold = chance.randint(1, 4)
@@ -114,7 +114,7 @@ def inverses(chance: random.Random) -> Iterator[Question]:
 
 
 def packed_shares(chance: random.Random) -> Iterator[Question]:
-    """Deal columns of packed secrets: values at slots and at holders with seeds in, those at the others out."""
+    """Deal columns of packed secrets: from values at slots and at holders with seeds to those at the others."""
     ways, columns = PACKED
     for _ in range(ways):
         packing, seeds, others = chance.randint(1, 3), chance.randint(0, 4), chance.randint(1, 5)
@@ -143,7 +143,7 @@ def located_errors(chance: random.Random) -> Iterator[Question]:
 
 
 def recovered_sums(chance: random.Random) -> Iterator[Question]:
-    """Recover whole sums of secrets from answers, with as many liars as can be corrected, in some of the columns."""
+    """Recover sums of secrets from answers, with the maximum number of correctable liars, in some of the columns."""
     for holders, corrupted, absent in COMMITTEES:
         committee = choose_committee(holders, corrupted, absent)
         parameters = plan([Values(64, 16, (-128, 127))], 100, committee, degrees=(1024,))
@@ -165,7 +165,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
     answers = {position: row.astype(WORD).tobytes() for position, row in zip(present, words, strict=True)}
     recovered = next(decoding.recovered(parameters, answers, 0, SystemCoins()))
     if recovered.suspects != {present[liar] for liar in liars}:
-        raise AssertionError(f"the holders {sorted(recovered.suspects)} are suspected, and not who lied")
+        raise AssertionError(f"suspects are {sorted(recovered.suspects)}, but other holders lied")
     secrets = recovered.sum_secret.astype(np.int64).reshape(parameters.packing, columns) % FIELD
     targets = slot_points(parameters.packing)
     header = [f"decode {FIELD:x} {threshold} {radius} {columns}", listed(points), listed(targets)]
@@ -176,7 +176,7 @@ def _recovered(chance: random.Random, parameters: Parameters) -> Question:
 
 
 def light_secagg_masks(chance: random.Random) -> Iterator[Question]:
-    """Cut masks into pieces, and put them together from any U of these."""
+    """Cut masks into pieces, and reconstruct them from any U pieces."""
     ways, length = CODED
     modulus = CODED_FIELD
     for _ in range(ways):
@@ -194,11 +194,11 @@ def light_secagg_masks(chance: random.Random) -> Iterator[Question]:
         yield Question("columns of masks put together", [*header, *_rows(pieces[positions])], _rows(found))
 
 
-# --- Lines ------------------------------------------------------------------------------------------------------------
+# --- Encoding of lines ------------------------------------------------------------------------------------------------
 
 
 def values_at_columns(polynomials: npt.NDArray[np.int64], point: int) -> npt.NDArray[np.int64]:
-    """Evaluate polynomials that stand in columns."""
+    """Evaluate polynomials that are given in columns."""
     value = np.zeros(polynomials.shape[1], np.int64)
     for row in polynomials[::-1]:
         value = (value * point + row) % FIELD

@@ -1,4 +1,4 @@
-"""Keys of point functions and both servers' shares, made by the library over a hash that the reference has too."""
+"""Keys of point functions and both servers' shares, made by the library with a hash that the reference has too."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ GROUPS: Final = (
 
 
 class Md5Hash:
-    """Any hash will do; this one both sides have, and it depends on every bit of a node."""
+    """Any hash works; this one is available on both sides and depends on every bit of a node."""
 
     def __init__(self, binding: KeyBinding, group: int) -> None:
-        """Take what the library's own hash takes."""
+        """Take the arguments of the library's own hash."""
 
     def permute_into(self, role: Role, nodes: NodeWords, target: npt.NDArray[np.uint8]) -> None:
         """Write the hash, without the feed-forward that the kernels add."""
@@ -61,7 +61,7 @@ class SeededCoins:
 
 
 def trees(chance: random.Random) -> Iterator[Question]:
-    """Yield keys of trees of any depth, with any number of lanes a leaf, in any group."""
+    """Yield keys of trees of any depth, with any number of lanes per leaf, in any group."""
     for _ in range(SHAPES):
         codewords = chance.choice((2, 3, chance.randint(4, 40), chance.randint(4, 40)))
         depth = chance.randint(1, min(4, greatest_depth(codewords)))
@@ -92,7 +92,7 @@ def _tree(chance: random.Random, shape: PointFunctionShape) -> Question:
 
 
 def _roots(share: TreeShare) -> npt.NDArray[np.uint64]:
-    """Return a server's roots, a row of words for each block."""
+    """Return a server's roots, one row of words for each block."""
     memory = np.empty(share.blocks * NODE_BYTES + SLACK_BYTES, np.uint8)
     with roots_key(share.shape, share.blocks, share.binding, share.server_index, share.seed) as key:
         CounterStream(key).fill(memory, 0, share.blocks * NODE_BYTES)

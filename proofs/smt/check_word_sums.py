@@ -1,7 +1,7 @@
 """Check words: ``secagg/crypto/check_words.py`` and the inner products that it adds, run on terms.
 
-The public vector is ideal: whatever key, element i is one unknown word, in each piece that it reaches. Its expansion
-from a key is tested. Pieces are a few elements long here, so that a vector has three of them, the last one shorter.
+The public vector is ideal: element i is one unknown word, for any key and in each piece that contains it. A test covers
+its expansion from a key. Pieces are a few elements long here, so a vector has three of them, the last one shorter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MUTANTS: Final = (
     (ring_module, '"i,i->", left, right', '"i,i->", left, left'),
     (ring_module, "return int(product) & low_bits(self.modulus_bits)", "return int(product) & 1"),
 )
-"""Tokens of the source, as they are and altered; of each altered module a statement must be refuted."""
+"""Tokens of the source, original and altered; for each altered module a statement must be refuted."""
 
 
 def obligations() -> Iterator[Obligation]:
@@ -79,16 +79,16 @@ class TermRing:
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- an array of terms
         """Refuse another length, as the library does."""
         if length is not None and vector.size != length:
-            raise TypeError(f"a vector of {length} elements is due; got {vector.size}")
+            raise TypeError(f"expected a vector of {length} elements; got {vector.size}")
 
     def inner_product(self, left: Any, right: Any) -> Word:  # noqa: ANN401 -- arrays of terms
-        """Return what the library's method does."""
+        """Return the result of the library's method."""
         product: Word = self.multiply(self, left, right)
         return product
 
 
 def check_words_are_inner_products(functions: Functions, width: int, count: int) -> Question:
-    """State that word w is the sum of x_i r_(i + w) modulo 2^p, whatever x and r are, over all pieces."""
+    """State that word w is the sum of x_i r_(i + w) modulo 2^p, for all x and r, over all pieces."""
     bits = Ring(width).word_bits
     values, public = _vector("x", LENGTH, bits), _vector("r", LENGTH + count - 1, bits)
 
@@ -105,7 +105,7 @@ def check_words_are_inner_products(functions: Functions, width: int, count: int)
     ideal = {"accumulate": accumulate, "SEGMENT_BYTES": PIECE * Ring(width).word_bytes}
     with (
         mock.patch.dict(function.__globals__, ideal),
-        # A product of terms is a word as it is; of an array it is one of the interpreter's integers.
+        # A product of terms is a single word; a product of arrays is one of Python's integers.
         mock.patch.dict(method.__globals__, {"int": lambda product: product}),
         Secret("key", bytes(check_words_module.CHECK_KEY_BYTES)) as key,
     ):
@@ -129,6 +129,6 @@ def _vector(name: str, length: int, bits: int) -> Any:  # noqa: ANN401 -- an arr
 
 
 def _ask_mutant(module: ModuleType, original: str, altered: str) -> Question:
-    """Ask the statement of an altered module, at one width."""
+    """Return the statement for an altered module, at one width."""
     names = altered_module(module, original, altered)
     return check_words_are_inner_products({**LIBRARY, **names}, MUTATED_WIDTH, COUNTS[-1])

@@ -1,4 +1,4 @@
-"""Lanes of a field that a server adds and subtracts in place: the methods themselves, run on terms."""
+"""Field lanes that a server adds and subtracts in place: the library's methods, run on terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secagg.protocols.two_servers.point_functions import lanes as fields
 from terms import Answer, Memory, Question, Term, Word, conjunction, z3
 
 Field = Callable[[int], Any]
-"""Makes the lanes of a modulus: ``LaneField``, or an altered one."""
+"""Makes the lanes of a modulus: ``LaneField``, or an altered version."""
 Statement = Callable[[Field, int], Question]
 FAMILY: Final = "lanes in place"
 MUTANTS: Final = (
@@ -23,7 +23,7 @@ MUTANTS: Final = (
     ("return (words + 1) >> bits", "return words >> bits"),
     ("lanes ^ self.word.type(self.modulus)", "lanes"),
 )
-"""Tokens of the source, as they are and altered; of each altered module a statement must be refuted."""
+"""Tokens of the source, original and altered; for each altered module a statement must be refuted."""
 
 
 def obligations() -> Iterator[Obligation]:
@@ -38,14 +38,14 @@ def obligations() -> Iterator[Obligation]:
 
 
 def sums_are_of_the_field(field: Field, modulus: int) -> Question:
-    """State that add_into leaves the sum modulo q, for a total below q and lanes of at most q; lanes stay."""
+    """State that add_into leaves the sum modulo q, for a total below q and lanes up to q; lanes are unchanged."""
     total, lanes, left, right = _memory(modulus)
     field(modulus).add_into(total, lanes)
     return _due(total, (left + right, modulus), lanes.term == right, [z3.ULT(left, modulus), z3.ULE(right, modulus)])
 
 
 def differences_are_of_the_field(field: Field, modulus: int) -> Question:
-    """State that subtract_into leaves the difference modulo q, for lanes below q; what is subtracted stays."""
+    """State that subtract_into leaves the difference modulo q, for lanes below q; the subtrahend is unchanged."""
     total, lanes, left, right = _memory(modulus)
     field(modulus).subtract_into(total, lanes)
     due = (left + modulus - right, modulus)
@@ -59,7 +59,7 @@ STATEMENTS: Final[tuple[Statement, ...]] = (
 
 
 def _memory(modulus: int) -> tuple[Memory, Memory, Term, Term]:
-    """Return a total and lanes in the words of a field, and the values that they have before."""
+    """Return a total and lanes in the words of a field, and their initial values."""
     bits = Ring(modulus.bit_length()).word_bits
     total, lanes = (Memory(Word.named(name, bits).term) for name in ("total", "lanes"))
     return total, lanes, total.term, lanes.term
@@ -73,7 +73,7 @@ def _due(total: Memory, due: tuple[Term, int], unchanged: Term, premises: list[T
 
 
 def _ask_mutant(original: str, altered: str) -> Question:
-    """Ask for the conjunction of the statements at the smallest modulus, of altered methods."""
+    """Return the conjunction of the statements at the smallest modulus, for altered methods."""
     field = altered_module(fields, original, altered)["LaneField"]
     questions = [statement(field, fields.MODULI[0]) for statement in STATEMENTS]
     return Question(

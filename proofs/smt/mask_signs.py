@@ -1,7 +1,7 @@
 """Which neighbour adds their mask: ``round2_masked_input.adds_pairwise_mask``, run on terms, for every pair of clients.
 
-One of the two adds and the other subtracts, so that the mask leaves the sum of their uploads; and what either uploads
-is its input plus the same mask with one of two opposite signs, which is what ``proofs/coq/masks.v`` assumes.
+One of the two adds and the other subtracts, so the mask cancels in the sum of their uploads. Each upload is the input
+plus the same mask with one of two opposite signs, as ``proofs/coq/masks.v`` assumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Callable[[Any, Any], Any]
 
 
 class AnyClient:
-    """An unknown client; identifiers are ordered as their numbers are."""
+    """An unknown client; identifiers have the order of their numbers."""
 
     def __init__(self, name: str) -> None:
         self.value = z3.BitVec(name, 8 * CLIENT_ID_BYTES)
@@ -58,18 +58,18 @@ def one_of_two_adds(rule: Rule) -> Question:
 
 
 def nobody_adds_its_own(rule: Rule) -> Question:
-    """State that a client, asked about itself, does not add; a graph has no such edge to begin with."""
+    """State that a client does not add its own mask; a graph has no such edge anyway."""
     client = AnyClient("client")
     return Question(z3.Not(rule(client, client)))
 
 
 def masks_of_a_pair_cancel(rule: Rule, width: int) -> Question:
-    """State that the sum of two uploads is the sum of the two inputs, whatever the mask."""
+    """State that the sum of two uploads is the sum of the two inputs, for any mask."""
     one, other = AnyClient("one"), AnyClient("other")
     bits = Ring(width).word_bits
     left, right, mask = (Word.named(name, bits) for name in ("left", "right", "mask"))
     plain = reduce_into(add_into(left, right), width)
-    # Case by case, because a solver decides sums fast and sums of conditional sums slowly.
+    # Case by case, because a solver decides sums quickly and sums of conditional sums slowly.
     cases = list[Term]()
     for one_adds, other_adds in product((True, False), repeat=2):
         masked = reduce_into(add_into(_upload(left, mask, one_adds), _upload(right, mask, other_adds)), width)
@@ -78,7 +78,7 @@ def masks_of_a_pair_cancel(rule: Rule, width: int) -> Question:
     return Question(conjunction(*cases), [one.value != other.value])
 
 
-def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- which of two lists the key is in
+def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- the list that contains the key
     """Do to one word what ``masking.MaskedVector.apply`` does."""
     upload: Word = add_into(vector, mask) if adds else subtract_into(vector, mask)
     return upload
@@ -87,5 +87,5 @@ def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- wh
 MUTANTS: Final[tuple[tuple[str, Rule], ...]] = (
     ("everybody adds", lambda _, __: z3.BoolVal(val=True)),
     ("only the lowest bits are compared", lambda one, other: z3.Extract(31, 0, one.value - other.value) != 0),
-    ("one client adds to nobody", lambda one, other: conjunction(one > other, one.value != 1)),
+    ("one client adds in no pair", lambda one, other: conjunction(one > other, one.value != 1)),
 )

@@ -1,7 +1,7 @@
 """The kernels of ``protocols/one_message/masks.py``, run on terms: coefficients of one and two words.
 
-A coefficient is specified by the solver's own vector of 64 or 128 bits. Noise is any integer that the guard bits allow,
-and values any that their fields hold: reading them back is exact whatever they are.
+A coefficient is specified by the solver's own vector of 64 or 128 bits. Noise is any integer within the guard bits, and
+values are any that their fields hold: reading them back is exact in all cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Packing(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words hold it."""
+        """Number of words that hold it."""
         return -(-self.modulus // WORD_BITS)
 
 
@@ -68,7 +68,7 @@ MUTANTS: Final = (
     ("fields", "words[first + 1] << (WORD_BITS - offset)", "words[first + 1] << offset"),
     ("fields", "return value & low_bits(bits) if", "return value | low_bits(bits) if"),
 )
-"""For each family tokens of the source, as they are and altered; every altered one must be refuted."""
+"""For each family tokens of the source, original and altered; every altered version must be refuted."""
 
 
 def obligations() -> Iterator[Obligation]:
@@ -86,7 +86,7 @@ def obligations() -> Iterator[Obligation]:
 
 
 def adding_a_shifted_value_is_addition_of_integers(kernels: Kernels, case: tuple[int, int, bool]) -> Question:
-    """State add_shifted for a number of words, a shift, and a value that has a sign or has none."""
+    """State add_shifted for a number of words, a shift, and a signed or unsigned value."""
     count, shift, signed = case
     words, value = _words("y", count), Word.named("x", WORD_BITS)
     before = _whole(words)
@@ -117,7 +117,7 @@ def rounding_errs_by_half_a_unit_at_most(kernels: Kernels, case: tuple[int, int]
 
 
 def fields_are_read_back_beside_any_noise(kernels: Kernels, case: tuple[Packing, int]) -> Question:
-    """State that packing, noise that the guard bits allow, the bias of rounding and centring lose nothing."""
+    """State that packing, noise within the guard bits, the bias of rounding, and centring lose nothing."""
     packing, bias = case
     values = [Word.named(f"x{index}", WORD_BITS) for index in range(packing.fields)]
     noise = Word.named("e", WORD_BITS)
@@ -147,9 +147,9 @@ def fields_are_read_back_beside_any_noise(kernels: Kernels, case: tuple[Packing,
 
 
 def a_mask_is_taken_off_after_rounding(kernels: Kernels, case: tuple[int, int, int]) -> Question:
-    """State that the p bits sent, shifted back and less the mask, are the value, its noise and at most half a step.
+    """State that the p bits sent, shifted back minus the mask, are the value, its noise and at most half a step.
 
-    And that the client's check words, of ``counted``, are of the same number modulo 2^(p + f).
+    The client's check words, computed by ``counted``, are of the same number modulo 2^(p + f).
     """
     count, fine, sent = case
     mask, value = _words("m", count), Word.named("x", WORD_BITS)
@@ -200,7 +200,7 @@ CASES: Final[Mapping[str, list[tuple[Statement, Any]]]] = MappingProxyType(
 
 
 def _ask_mutant(family: str, original: str, altered: str) -> Question:
-    """Ask for the conjunction of the family's statements, of kernels in which a few tokens are altered."""
+    """Return the conjunction of the family's statements, for kernels in which a few tokens are altered."""
     kernels = altered_kernels(original, altered)
     questions = [statement(kernels, case) for statement, case in CASES[family]]
     return Question(
@@ -212,9 +212,9 @@ def altered_kernels(original: str, altered: str) -> Kernels:
     """Return the kernels with tokens replaced that occur in them."""
     text = "from __future__ import annotations\n\n" + "\n\n".join(map(getsource, LIBRARY.values()))
     if original not in text:
-        raise LookupError(f"`{original}` is not in the kernels of masks.py; renew MUTANTS")
+        raise LookupError(f"`{original}` is not in the kernels of masks.py; update MUTANTS")
     names = dict(vars(masks))
-    exec(text.replace(original, altered), names)  # noqa: S102 -- its own source
+    exec(text.replace(original, altered), names)  # noqa: S102 -- the library's own source
     return {name: names[name] for name in NAMES}
 
 
@@ -223,5 +223,5 @@ def _words(name: str, count: int) -> list[Word]:
 
 
 def _whole(words: list[Word]) -> Term:
-    """Put the first word in the lowest bits."""
+    """Concatenate words, the first one in the lowest bits."""
     return z3.Concat(*(word.term for word in reversed(words))) if len(words) > 1 else words[0].term

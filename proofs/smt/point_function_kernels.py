@@ -1,8 +1,8 @@
 """The steps of the two-server point function and the arithmetic of its lanes, run on terms.
 
-The hashes of a child are any words: nothing is assumed of the cipher. The statements about one level give every depth
-by induction, as in ``proofs/coq/dpf.v``; they also say what correctness does not, that the seeds on the path differ by
-the hashes of both children. Lanes of a ring have every width; lanes of a field have 7, 13 and 17 bits.
+The hashes of a child are any words: nothing is assumed about the cipher. By induction, the statements about one level
+hold for every depth, as in ``proofs/coq/dpf.v``; they also state, beyond correctness, that the seeds on the path differ
+by the hashes of both children. Lanes of a ring have every width; lanes of a field have 7, 13 and 17 bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MUTANTS: Final = (
     (lane_field, "(words & low_bits(shift)) + (words >> shift)", "(words & low_bits(shift)) ^ (words >> shift)"),
     (lane_field, "return reduce_once(left + (low_bits(bits) - right), bits)", "return left + (low_bits(bits) - right)"),
 )
-"""Tokens of the source, as they are and altered; each altered module must fail one of its statements."""
+"""Tokens of the source, original and altered; each altered module must fail one of its statements."""
 
 
 def obligations() -> Iterator[Obligation]:
@@ -85,7 +85,7 @@ def statements(widths: range | None = None) -> Iterator[tuple[str, str, Callable
 
 
 class Level:
-    """One level: both servers' nodes, the hashes of their children, and where the path goes."""
+    """One level: both servers' nodes, the hashes of their children, and the direction of the path."""
 
     def __init__(self, kernels: Kernels, *, on_path: bool) -> None:
         self.kernels = kernels
@@ -103,7 +103,7 @@ class Level:
         ]
         self.correction = kernels["correction_of"](*self.hashes, self.goes_right)
         if not on_path:
-            # Off the path the correction word is any: it was made for two other nodes.
+            # Off the path the correction word is arbitrary: it was made for two other nodes.
             self.correction = Word.named("cw", BITS), Word.named("difference", BITS)
             self.premises.append(z3.ULE(self.correction[1].term, 1))
         self.children = [self._grown(node, words) for node, words in zip(self.nodes, permuted, strict=True)]
@@ -115,7 +115,7 @@ class Level:
         return left, right
 
     def kept(self, pair: tuple[Word, Word]) -> Term:
-        """Return the word of the child on the path, chosen by the solver and not by the library."""
+        """Return the word of the child on the path, selected by the solver instead of the library."""
         return z3.If(self.goes_right.term == 1, pair[1].term, pair[0].term)
 
     def lost(self, pair: tuple[Word, Word]) -> Term:
@@ -124,14 +124,14 @@ class Level:
 
 
 def selection_selects(kernels: Kernels) -> Question:
-    """State that select gives one or the other."""
+    """State that select returns one or the other."""
     zero, one, bit = (Word.named(name, BITS) for name in ("zero", "one", "bit"))
     chosen = kernels["select"](zero, one, bit).term
     return Question(chosen == z3.If(bit.term == 1, one.term, zero.term), [z3.ULE(bit.term, 1)])
 
 
 def roots_have_their_control_bit(kernels: Kernels) -> Question:
-    """State that a root keeps 63 uniform bits and has the control bit that it is given."""
+    """State that a root keeps 63 uniform bits and has the given control bit."""
     uniform = Word.named("uniform", BITS)
     roots = [kernels["root_into"](uniform, control).term for control in (0, 1)]
     kept = conjunction(*(z3.Extract(BITS - 1, 1, root) == z3.Extract(BITS - 1, 1, uniform.term) for root in roots))
@@ -139,13 +139,13 @@ def roots_have_their_control_bit(kernels: Kernels) -> Question:
 
 
 def off_the_path_nothing_differs(kernels: Kernels) -> Question:
-    """State that equal nodes have equal children, whatever the correction word is."""
+    """State that equal nodes have equal children, for any correction word."""
     level = Level(kernels, on_path=False)
     return Question(_equal(level.children[0], level.children[1]), level.premises)
 
 
 def the_lost_children_are_equal(kernels: Kernels) -> Question:
-    """State that the children that leave the path are the same at both servers."""
+    """State that the children off the path are the same at both servers."""
     level = Level(kernels, on_path=True)
     return Question(level.lost(level.children[0]) == level.lost(level.children[1]), level.premises)
 
@@ -158,7 +158,7 @@ def on_the_path_control_bits_differ(kernels: Kernels) -> Question:
 
 
 def generation_follows_evaluation(kernels: Kernels) -> Question:
-    """State that the client keeps, for each server, the very child that the server grows."""
+    """State that the client keeps, for each server, exactly the child that the server computes."""
     level = Level(kernels, on_path=True)
     kept = [
         kernels["kept_child"](node, hashes, level.correction, level.goes_right).term == level.kept(children)
@@ -168,9 +168,9 @@ def generation_follows_evaluation(kernels: Kernels) -> Question:
 
 
 def seeds_on_the_path_differ_by_both_hashes(kernels: Kernels) -> Question:
-    """State that the difference of the kept seeds is that of the kept hashes and that of the lost ones, added.
+    """State that the difference of the kept seeds is the sum of the differences of the kept and of the lost hashes.
 
-    Without it a broken choice of the lost child leaves the function correct, and both children nearly equal.
+    Without it, a wrong choice of the lost child leaves the function correct, but both children nearly equal.
     """
     level = Level(kernels, on_path=True)
     kept = level.kept(level.children[0]) ^ level.kept(level.children[1])
@@ -180,7 +180,7 @@ def seeds_on_the_path_differ_by_both_hashes(kernels: Kernels) -> Question:
 
 
 def multiples_are_masks(kernels: Kernels) -> Question:
-    """State that a control bit times a word is the word or zero, and its spread all ones or zero."""
+    """State that a control bit times a word is the word or zero, and that its spread is all ones or zero."""
     control, word = Word.named("control", BITS), Word.named("word", BITS)
     is_set = control.term == 1
     zero, ones = z3.BitVecVal(0, BITS), z3.BitVecVal((1 << BITS) - 1, BITS)
@@ -197,9 +197,9 @@ def ring_correction_is_signed(kernels: Kernels, width: int) -> Question:
     """State that the correction is the missing difference modulo 2^p, with the sign of the server that adds it."""
     bits = ring.Ring(width).word_bits
     difference, own, other = (Word.named(name, bits) for name in ("difference", "own", "other"))
-    # Every target is the sum of what is missing and of what is there.
+    # Every target is the sum of the missing part and the present part.
     target, missing = difference + own - other, z3.Extract(width - 1, 0, difference.term)
-    # Case by case, because a solver decides sums fast and sums of conditional sums slowly.
+    # Case by case, because a solver decides sums quickly and sums of conditional sums slowly.
     cases = list[Term]()
     for negative, signed in ((0, missing), ((1 << bits) - 1, -missing)):
         corrected = kernels["ring_correction"](target, own, other, Word(z3.BitVecVal(negative, bits)), width).term
@@ -208,9 +208,9 @@ def ring_correction_is_signed(kernels: Kernels, width: int) -> Question:
 
 
 def field_correction_is_signed(kernels: Kernels, bits: int) -> Question:
-    """State the same modulo q, for lanes below q, in terms of the sum and difference of lanes, which are stated apart.
+    """State the same modulo q, for lanes below q, given the sum and difference of lanes, which are stated separately.
 
-    The function is run with two functions in the place of these, which check what they are given and return any lanes.
+    The function runs with two replacements of these, which check their arguments and return any lanes.
     """
     size, modulus = ring.Ring(bits).word_bits, (1 << bits) - 1
     target, own, other, first, missing = (Word.named(name, size) for name in ("target", "own", "other", "d", "missing"))
@@ -218,12 +218,12 @@ def field_correction_is_signed(kernels: Kernels, bits: int) -> Question:
 
     def subtract(left: Word, right: Word, _: int) -> Word:
         if left is not target or right is not own:
-            raise LookupError("the correction does not begin with target - lanes_0")
+            raise LookupError("the correction must start with target - lanes_0")
         return first
 
     def add(left: Word, right: Word, _: int) -> Word:
         if left is not first or right is not other:
-            raise LookupError("the correction does not go on with + lanes_1")
+            raise LookupError("the correction must continue with + lanes_1")
         return missing
 
     cases = list[Term]()
@@ -251,7 +251,7 @@ def field_subtraction(kernels: Kernels, bits: int) -> Question:
 
 
 def reduction_is_the_remainder(kernels: Kernels, bits: int, greatest: int) -> Question:
-    """State that reduce(k q + r) is r, for every r below q and every k that the bound allows."""
+    """State that reduce(k q + r) is r, for every r below q and every k within the bound."""
     times, rest, modulus = Word.named("times", BITS), Word.named("rest", BITS), (1 << bits) - 1
     word = Word((times.term << bits) - times.term + rest.term)
     premises = [z3.ULT(rest.term, modulus), z3.ULE(times.term, greatest // modulus), z3.ULE(word.term, greatest)]
@@ -259,7 +259,7 @@ def reduction_is_the_remainder(kernels: Kernels, bits: int, greatest: int) -> Qu
 
 
 def _remainder(term: Term, modulus: int) -> Term:
-    """Take the modulus away once, where it can be."""
+    """Subtract the modulus once if possible."""
     return z3.If(z3.UGE(term, modulus), term - modulus, term)
 
 
@@ -273,7 +273,7 @@ def _equal(one: tuple[Word, Word], other: tuple[Word, Word]) -> Term:
     return conjunction(*(left.term == right.term for left, right in zip(one, other, strict=True)))
 
 
-# --- The library's kernels, as they are and altered -------------------------------------------------------------------
+# --- The library's kernels, original and altered ---------------------------------------------------------------------
 
 
 def library() -> Kernels:
@@ -297,13 +297,13 @@ def library() -> Kernels:
 
 
 def altered_kernels(module: ModuleType, original: str, altered: str) -> Kernels:
-    """Return the kernels, those of one module with tokens replaced."""
+    """Return the kernels, with tokens of one module replaced."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
     tree = ast.parse(source)
     kernels = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
     text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in kernels)
     if text.count(original) == 0:
-        raise LookupError(f"`{original}` is not in the kernels of {module.__name__}; renew MUTANTS")
+        raise LookupError(f"`{original}` is not in the kernels of {module.__name__}; update MUTANTS")
     names: dict[str, Any] = {**vars(module)}
     program = "from __future__ import annotations\n" + text.replace(original, altered)
     exec(program, names)  # noqa: S102 -- the library's own source
@@ -311,7 +311,7 @@ def altered_kernels(module: ModuleType, original: str, altered: str) -> Kernels:
 
 
 def _ask_mutant(family: str, module: ModuleType, original: str, altered: str) -> Question:
-    """Ask for the conjunction of the family's statements of altered kernels, at some widths."""
+    """Return the conjunction of the family's statements for altered kernels, at some widths."""
     kernels = altered_kernels(module, original, altered)
     widths = range(MUTATED_WIDTH, MUTATED_WIDTH + 1)
     questions = [ask(kernels) for named, _, ask in statements(widths) if named == family and _is_small(ask)]

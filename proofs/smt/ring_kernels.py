@@ -1,7 +1,8 @@
 """The kernels of ``secagg/crypto/ring.py``, run on terms, for every width and every value of every word.
 
 Elements of p bits are specified by the solver's own vectors of p bits, whose addition is addition modulo 2^p. Packing
-is specified as concatenation, so that it loses nothing and gives every vector exactly one encoding.
+is
+specified as concatenation, so it loses nothing and gives every vector exactly one encoding.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ MUTANTS: Final = (
     ("rounding", "^ low_bits(fine_bits)", "| low_bits(fine_bits)"),
     ("rounding", "(low_bits(modulus_bits) ^", "(low_bits(modulus_bits + 1) ^"),
 )
-"""For each family tokens of the source, as they are and altered; every altered one must be refuted."""
+"""For each family tokens of the source, original and altered; every altered version must be refuted."""
 MUTATED_WIDTH: Final = 13
-"""An odd width, far from the edges of its word, at which each of these alterations matters."""
+"""An odd width, far from the edges of its word, at which each of these alterations has an effect."""
 
 
 def obligations() -> Iterator[Obligation]:
@@ -82,25 +83,25 @@ def obligations() -> Iterator[Obligation]:
 
 
 def reduction_keeps_the_low_bits(kernels: Kernels, width: int) -> Question:
-    """State that reduce(w) is w modulo 2^p, whatever stands above."""
+    """State that reduce(w) is w modulo 2^p, whatever the higher bits are."""
     (word,) = _words(width, "w")
     return Question(_is_element(kernels["reduce"](word, width), _low(word, width), width))
 
 
 def addition_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
-    """State what add does to any words, reduced or not."""
+    """State the result of add for any words, reduced or not."""
     left, right = _words(width, "l", "r")
     return Question(_is_element(kernels["add"](left, right, width), _low(left, width) + _low(right, width), width))
 
 
 def subtraction_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
-    """State what subtract does to any words, reduced or not."""
+    """State the result of subtract for any words, reduced or not."""
     left, right = _words(width, "l", "r")
     return Question(_is_element(kernels["subtract"](left, right, width), _low(left, width) - _low(right, width), width))
 
 
 def a_step_of_accumulation_is_modulo_2_to_the_p(kernels: Kernels, width: int) -> Question:
-    """State one step of add_into and subtract_into from any total; by induction any number in any order."""
+    """State one step of add_into and subtract_into from any total; by induction, any number of them in any order."""
     total, word = _words(width, "t", "w")
     summed = _low(kernels["add_into"](total, word), width) == _low(total, width) + _low(word, width)
     differing = _low(kernels["subtract_into"](total, word), width) == _low(total, width) - _low(word, width)
@@ -108,7 +109,7 @@ def a_step_of_accumulation_is_modulo_2_to_the_p(kernels: Kernels, width: int) ->
 
 
 def reduction_in_place_keeps_the_low_bits(kernels: Kernels, width: int) -> Question:
-    """State what reduce_into does after any steps."""
+    """State the result of reduce_into after any steps."""
     (total,) = _words(width, "t")
     return Question(_is_element(kernels["reduce_into"](total, width), _low(total, width), width))
 
@@ -125,7 +126,7 @@ def the_lift_inverts_reduction_in_range(kernels: Kernels, width: int) -> Questio
     (word,) = _words(width, "q")
     half = 1 << (width - 1)
     returned = kernels["lift"](kernels["reduce"](word, width), width).term
-    # Both comparisons are of signed words, as is the range.
+    # Both comparisons are of signed words, like the range.
     return Question(returned == word.term, [word.term >= -half, word.term <= half - 1])
 
 
@@ -137,7 +138,7 @@ def reduction_inverts_the_lift(kernels: Kernels, width: int) -> Question:
 
 
 def packing_concatenates(kernels: Kernels, width: int) -> Question:
-    """State that the packed words, one after another, are the lanes' p bits, one after another."""
+    """State that the packed words, concatenated, are the p bits of the lanes, concatenated."""
     bits = _word_bits(width)
     lanes = _words(width, *(f"x{index}" for index in range(_lanes_of_words(width))))
     packed = kernels["pack_group"](lanes, width, bits)
@@ -146,7 +147,7 @@ def packing_concatenates(kernels: Kernels, width: int) -> Question:
 
 
 def unpacking_cuts(kernels: Kernels, width: int) -> Question:
-    """State that eight lanes are the pieces of p bits of p bytes, whatever the bytes are, and those behind them."""
+    """State that eight lanes are the pieces of p bits of p bytes, for any bytes there and behind them."""
     whole = z3.BitVec("y", ring.LANES * width)
     lanes = _unpacked(kernels, whole, width)
     pieces = [_low(lane, width) for lane in lanes]
@@ -154,27 +155,27 @@ def unpacking_cuts(kernels: Kernels, width: int) -> Question:
 
 
 def unpacking_inverts_packing(kernels: Kernels, width: int) -> Question:
-    """State that lanes come back from the words that they are packed into, of as many as fill words and bytes."""
+    """State that lanes are recovered from the words that they pack into, for numbers that fill words and bytes."""
     lanes = _words(width, *(f"x{index}" for index in range(_together(width))))
     returned = _all_unpacked(kernels, _all_packed(kernels, lanes, width), width)
     return Question(_same(returned, lanes), [_fits(lane, width) for lane in lanes])
 
 
 def packing_inverts_unpacking(kernels: Kernels, width: int) -> Question:
-    """State that bytes come back from the lanes that they are unpacked into, of as many as fill words and bytes."""
+    """State that bytes are recovered from the lanes that they unpack into, for numbers that fill words and bytes."""
     whole = z3.BitVec("y", width * _together(width))
     return Question(_all_packed(kernels, _all_unpacked(kernels, whole, width), width) == whole)
 
 
 def a_mask_is_taken_off_after_rounding(kernels: Kernels, width: int) -> Question:
-    """State that (round(x + m) - m) - x is -2^(f-1) + 1 .. 2^(f-1) for any x and m, and that whole steps travel."""
+    """State that (round(x + m) - m) - x is in -2^(f-1) + 1 .. 2^(f-1) for any x and m; whole steps are sent."""
     value, mask = _words(width, "x", "m")
     parts = list[Term]()
     for fine in _fine_bits(width):
         rounded, error = _rounded(kernels, kernels["add"](value, mask, width), width, fine)
         counted = kernels["subtract"](kernels["subtract"](rounded, mask, width), value, width)
         half = 1 << fine >> 1
-        # Both comparisons are of signed vectors of p bits, in which the ends fit.
+        # Both comparisons are of signed vectors of p bits, which hold the ends of the range.
         bounded = conjunction(error <= half, error >= 1 - half) if fine else error == 0
         parts += [_low(counted, width) == error, bounded, _fits(rounded, width)]
         if fine:
@@ -183,7 +184,7 @@ def a_mask_is_taken_off_after_rounding(kernels: Kernels, width: int) -> Question
 
 
 def the_error_is_a_bijection_of_the_low_bits(kernels: Kernels, width: int) -> Question:
-    """State that two masked elements have one error exactly where their f low bits agree: a uniform mask, uniform."""
+    """State that two masked elements have one error exactly if their f low bits agree; so it is uniform."""
     one, other = _words(width, "u", "v")
     parts = list[Term]()
     for fine in _fine_bits(width):
@@ -211,10 +212,10 @@ STATEMENTS: Final[Mapping[str, tuple[Statement, ...]]] = MappingProxyType(
 
 
 def _ask_mutant(family: str, original: str, altered: str) -> Question:
-    """Ask for the conjunction of the family's statements, of kernels in which a few tokens are altered."""
+    """Return the conjunction of the family's statements, for kernels in which a few tokens are altered."""
     kernels = altered_kernels(original, altered)
     questions = [statement(kernels, MUTATED_WIDTH) for statement in STATEMENTS[family]]
-    # Under premises of its own each statement is an implication, so that one counterexample to any of them is enough.
+    # Each statement with premises is an implication, so one counterexample to any of them is enough.
     return Question(
         conjunction(*(z3.Implies(conjunction(*question.premises), question.goal) for question in questions))
     )
@@ -228,9 +229,9 @@ def altered_kernels(original: str, altered: str) -> Kernels:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
     text = "\n\n".join(str(ast.get_source_segment(source, node)) for node in functions)
     if text.count(original) == 0:
-        raise LookupError(f"`{original}` is not in the kernels of secagg/crypto/ring.py; renew MUTANTS")
+        raise LookupError(f"`{original}` is not in the kernels of secagg/crypto/ring.py; update MUTANTS")
     names: dict[str, Any] = {"Words": Any, "LANES": ring.LANES}
-    exec("from __future__ import annotations\n" + text.replace(original, altered), names)  # noqa: S102 -- its own source
+    exec("from __future__ import annotations\n" + text.replace(original, altered), names)  # noqa: S102 -- the library's own source
     return names
 
 
@@ -256,7 +257,7 @@ def _together(width: int) -> int:
 
 
 def _unpacked(kernels: Kernels, whole: Term, width: int) -> list[Word]:
-    """Unpack eight lanes of p bytes, behind which anything may stand."""
+    """Unpack eight lanes of p bytes, followed by anything."""
     bits = _word_bits(width)
     padded = z3.Concat(z3.BitVec("behind", bits), whole)
     lanes: list[Word] = kernels["unpack_lanes"](
@@ -283,12 +284,12 @@ def _low(word: Word, width: int) -> Term:
 
 
 def _fine_bits(width: int) -> list[int]:
-    """Return no fine bits, one, half of a width, and as many as it has room for."""
+    """Return no fine bits, one, half of a width, and the maximum."""
     return sorted({0, width // 2, width - 1, min(1, width - 1)})
 
 
 def _rounded(kernels: Kernels, masked: Word, width: int, fine: int) -> tuple[Word, Term]:
-    """Return a masked element rounded, and how far that moves it, modulo 2^p."""
+    """Return a masked element rounded, and the error of rounding, modulo 2^p."""
     rounded = kernels["round_off"](masked, width, fine)
     return rounded, _low(kernels["subtract"](rounded, masked, width), width)
 
@@ -308,7 +309,7 @@ def _same(left: list[Word], right: list[Word]) -> Term:
 
 
 def _concatenation(pieces: list[Term]) -> Term:
-    """Put the first piece in the lowest bits."""
+    """Concatenate pieces, the first one in the lowest bits."""
     return z3.Concat(*reversed(pieces)) if len(pieces) > 1 else pieces[0]
 
 

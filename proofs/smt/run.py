@@ -1,7 +1,8 @@
-"""Decide every obligation; end with status 1 unless each has the answer that is due.
+"""Decide every obligation; exit with status 1 unless each has the expected answer.
 
-Run as ``python proofs/smt/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on the
-command line restricts the run to the families whose name has it.
+Run it as ``python proofs/smt/run.py`` where the library can be imported, or as a part of ``proofs/check``. A word on
+the
+command line selects the families with that word in their name.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from terms import Answer, arbitrary_results
 
 BATCH = 4
 PINNED = Path(__file__).with_name("families.toml")
-"""How many obligations of each family are proved, how many altered functions refuted, and a digest of all questions."""
+"""Number of proved obligations and refuted functions in each family, and a digest of all questions."""
 
 
 @cache
 def collected() -> tuple[Obligation, ...]:
-    """Every obligation, in an order that does not change between processes."""
+    """Every obligation, in the same order in every process."""
     parts = (
         ring_kernels,
         mask_signs,
@@ -50,9 +51,9 @@ def collected() -> tuple[Obligation, ...]:
 
 
 def decide(index: int) -> tuple[Answer | str, str, float]:
-    """Decide one obligation and time it; what a function raises on terms is an answer too, and never the due one.
+    """Decide one obligation and time it; an exception from a function on terms is never the expected answer.
 
-    What is proved must not hold of arbitrary results: such a statement says nothing about the code.
+    A proved statement must not hold for arbitrary results, or it says nothing about the code.
     """
     started = time.perf_counter()
     answer: Answer | str
@@ -64,14 +65,14 @@ def decide(index: int) -> tuple[Answer | str, str, float]:
             with arbitrary_results():
                 holds = obligation.ask().decide()
             if holds is not Answer.REFUTED:
-                answer = f"{holds.value} of arbitrary results too, so it says nothing"
+                answer = f"{holds.value} for arbitrary results too, so it says nothing"
     except Exception as error:  # noqa: BLE001 -- reported, so that one fault does not hide the others
         answer = f"{type(error).__name__}: {error}"
     return answer, f"{obligation.name}\n{text}\n", time.perf_counter() - started
 
 
 def main(word: str = "") -> Iterator[str]:
-    """Yield the report, line by line, and end with status 1 if an answer is not the due one."""
+    """Yield the report line by line, and exit with status 1 if an answer is not the expected one."""
     started = time.perf_counter()
     chosen = [index for index, obligation in enumerate(collected()) if word in obligation.family]
     proved, refuted, seconds = defaultdict[str, int](int), defaultdict[str, int](int), defaultdict[str, float](float)
@@ -84,7 +85,7 @@ def main(word: str = "") -> Iterator[str]:
             texts[obligation.family].update(text.encode())
             if answer is not obligation.due:
                 shown = answer.value if isinstance(answer, Answer) else answer
-                faults.append(f"{obligation.family}: {obligation.name}: {shown}, not {obligation.due.value}")
+                faults.append(f"{obligation.family}: {obligation.name}: {shown}, expected {obligation.due.value}")
             elif answer is Answer.PROVED:
                 proved[obligation.family] += 1
             else:

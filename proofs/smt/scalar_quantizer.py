@@ -1,8 +1,8 @@
-"""The range of scalar quantization, over every float32: infinities, NaN, zeros of both signs and subnormals included.
+"""The range of scalar quantization, over every float32, including infinities, NaN, both zeros and subnormals.
 
-This is a model of the lines of ``ScalarQuantization.encode`` from the quotient to the code and not their source,
+This models the lines of ``ScalarQuantization.encode`` from the quotient to the code instead of running their source,
 because numpy's loops over objects treat NaN and ties in another way than its loops over floats.
-``agrees_with_the_code`` runs both on telling values; the rest rests on review.
+``agrees_with_the_code`` runs both on critical values; the rest depends on review.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _value(number: float) -> Term:
 
 
 def clamp_as_numpy(value: Term, least: int, greatest: int) -> Term:
-    """np.clip: minimum(maximum(value, least), greatest), and NaN stays NaN."""
+    """np.clip: minimum(maximum(value, least), greatest); NaN stays NaN."""
     high, low = _value(float(greatest)), _value(float(least))
     clipped = z3.If(z3.fpGT(value, high), high, z3.If(z3.fpLT(value, low), low, value))
     return result(z3.If(z3.fpIsNaN(value), value, clipped))
@@ -95,7 +95,7 @@ def _zero_point(bits: int, integer_bits: int = INTEGER_BITS) -> tuple[Term, Term
 
 
 def _in_range(code: Term, bits: int) -> Term:
-    """State that the code is an integer in range, so that its cast to a signed word is defined and gives it."""
+    """State that the code is an integer in range, so its cast to a signed word is defined and exact."""
     integer = z3.fpToSBV(z3.RTZ(), code, z3.BitVecSort(INTEGER_BITS))
     whole = z3.fpEQ(z3.fpRoundToIntegral(z3.RTZ(), code), code)
     finite = z3.Not(z3.Or(z3.fpIsNaN(code), z3.fpIsInf(code)))
@@ -106,7 +106,7 @@ def _in_range(code: Term, bits: int) -> Term:
 
 
 def codes_in_range(bits: int, *, clamp: Callable[..., Term] = clamp_as_numpy, admit_nan: bool = False) -> Question:
-    """State that any quotient but NaN, infinite ones included, and any zero point give a code of these bits."""
+    """State that any quotient except NaN, including infinity, and any zero point give a code of these bits."""
     quotient = z3.FP("quotient", FLOAT)
     _, zero_point, within = _zero_point(bits)
     code = clamp(z3.fpAdd(NEAREST, nearest(quotient), zero_point), -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
@@ -116,7 +116,7 @@ def codes_in_range(bits: int, *, clamp: Callable[..., Term] = clamp_as_numpy, ad
 def code_is_exact(bits: int, *, only: int | None = None, rounding: Term = NEAREST) -> Question:
     """State that the code is the clamped sum of zero point and rounded quotient, as if computed in integers.
 
-    For every zero point, or for the one given: with all of them the solver takes minutes from 12 bits on.
+    For every zero point, or for the given one: for all of them the solver takes minutes from 12 bits on.
     """
     quotient, size = z3.FP("quotient", FLOAT), bits + 3
     integer, zero_point, within = _zero_point(bits, size)
@@ -126,7 +126,7 @@ def code_is_exact(bits: int, *, only: int | None = None, rounding: Term = NEARES
     rounded = z3.fpRoundToIntegral(rounding, quotient)
     code = clamp_as_numpy(z3.fpAdd(NEAREST, rounded, zero_point), least, greatest)
     got = z3.fpToSBV(z3.RTZ(), code, z3.BitVecSort(size))
-    # From this size on every sum is clamped; below it the sum fits the integers that are compared.
+    # From this size on every sum is clamped; below it the sum fits the compared integers.
     large = z3.fpGEQ(z3.fpAbs(quotient), _value(float(1 << (bits + 1))))
     exact = integer + z3.fpToSBV(NEAREST, quotient, z3.BitVecSort(size))
     clamped = z3.If(exact > greatest, z3.BitVecVal(greatest, size), exact)
@@ -145,7 +145,7 @@ def stochastic_in_range(bits: int) -> Question:
 
 
 def stochastic_is_next_to(*, least_coin: float = 0.0) -> Question:
-    """State that a quotient below 2^22 is rounded to an integer less than 1 away, and an integer is left as it is."""
+    """State that a quotient below 2^22 is rounded to an integer less than 1 away, and that an integer is unchanged."""
     quotient, coin = z3.FP("quotient", FLOAT), z3.FP("coin", FLOAT)
     rounded = at_random(quotient, coin)
     up, down = (z3.fpRoundToIntegral(mode, quotient) for mode in (z3.RTP(), z3.RTN()))
@@ -158,7 +158,7 @@ def stochastic_is_next_to(*, least_coin: float = 0.0) -> Question:
 
 
 def finite_quotients(*, least_scale: float = SMALLEST_NORMAL) -> Question:
-    """State that a finite value divided by any scale that the constructor takes is not NaN."""
+    """State that a finite value divided by any scale that the constructor accepts is not NaN."""
     value, scale = z3.FP("value", FLOAT), z3.FP("scale", FLOAT)
     quotient = result(z3.fpDiv(NEAREST, value, scale))
     premises = [
@@ -173,7 +173,7 @@ def finite_quotients(*, least_scale: float = SMALLEST_NORMAL) -> Question:
 
 
 def agrees_with_the_code() -> Question:
-    """State that the model and ``encode`` give the same codes for telling values, and ``encode`` refuses the rest."""
+    """State that the model and ``encode`` give the same codes for critical values, or ``encode`` refuses them."""
     telling = [0.0, -0.0, 0.5, 1.5, -0.5, -2.5, 126.5, 127.5, -128.5, -129.0, 1e10, -3e38, 3e38, 2.0**-149, 2.0**-126]
     telling += [
         float(np.nextafter(np.float32(x), np.float32(side))) for x in (0.5, 127.5, -128.5) for side in (-1e9, 1e9)
@@ -195,11 +195,11 @@ def agrees_with_the_code() -> Question:
 
 
 def _same(value: float, clamped: float) -> bool:
-    """Return whether a value has the code of what it is clamped to."""
+    """Return whether a value has the code of its clamped value."""
     scheme = ScalarQuantization(shape=(1,), bits=8, modulus_bits=16, scales=(1.0,), rounding=Rounding.NEAREST_EVEN)
     given, due = (scheme.encode(np.array([one], np.float32), _no_coins).encode() for one in (value, clamped))
     return given == due
 
 
 _no_coins: Any = None
-"""Rounding to nearest draws none."""
+"""Rounding to nearest draws no coins."""

@@ -1,7 +1,7 @@
-"""Ask cvc5 and bitwuzla what z3 was asked: whether each obligation has a counterexample.
+"""Asks cvc5 and bitwuzla z3's questions: whether each obligation has a counterexample.
 
-Run by ``make proofs-second-opinion`` in an environment that has both. A solver that gives up within its time is
-counted; one that contradicts what is due ends the run with status 1.
+``make proofs-second-opinion`` runs it in an environment that has both. A solver that gives up within its time is
+counted; one that contradicts the expected answer ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOLVERS = ("cvc5", "bitwuzla")
 
 
 def counterexample(obligation: Obligation) -> str:
-    """Return the question for a counterexample, in the solvers' common language."""
+    """Return the question for a counterexample, in SMT-LIB."""
     question, solver = obligation.ask(), z3.Solver()
     solver.add(*question.premises, z3.Not(question.goal))
     written: str = solver.to_smt2()
@@ -72,7 +72,7 @@ def _kind(verdict: str) -> str:
 
 
 def main(word: str = "") -> None:
-    """Ask both, and print what they say."""
+    """Ask both solvers, and print their answers."""
     started = time.perf_counter()
     chosen = [index for index, obligation in enumerate(collected()) if word in obligation.family]
     counts, wrong = {solver: Counter[str]() for solver in SOLVERS}, 0

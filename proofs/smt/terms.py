@@ -1,7 +1,7 @@
 """Machine words that are solver terms, and questions to the solver.
 
-A ``Word`` does what an unsigned machine word does and refuses whatever would need its value, so a kernel that runs on
-it has done the same operations for every value. Each question gets a fresh solver: an incremental one was seen to take
+A ``Word`` does what an unsigned machine word does and refuses every operation that needs its value, so a kernel that
+runs on it has done the same operations for every value. Each question gets a new solver: an incremental solver took
 minutes for what takes a hundredth of a second.
 """
 
@@ -24,7 +24,7 @@ TIME_LIMIT_SECONDS: Final = 300
 
 @contextmanager
 def arbitrary_results() -> Iterator[None]:
-    """Let whatever is computed come out as anything: of that a statement about the code must not hold."""
+    """Replace every result by an arbitrary one; a statement about the code must not hold then."""
     try:
         _unknown.append(0)
         yield
@@ -33,7 +33,7 @@ def arbitrary_results() -> Iterator[None]:
 
 
 def result(term: Term) -> Term:
-    """Return what an operation gives; an unknown of its kind among arbitrary results."""
+    """Return the result of an operation, or an unknown of its kind if results are arbitrary."""
     if not _unknown:
         return term
     _unknown[0] += 1
@@ -41,7 +41,7 @@ def result(term: Term) -> Term:
 
 
 _unknown = list[int]()
-"""How many results were arbitrary so far; empty where each is what it is."""
+"""Number of arbitrary results so far; empty if results are exact."""
 
 
 class DataDependenceError(Exception):
@@ -49,11 +49,11 @@ class DataDependenceError(Exception):
 
 
 class Word:
-    """An unsigned word: + - wrap, the right shift is logical, and constants and distances must fit."""
+    """An unsigned word: + and - wrap, the right shift is logical, and constants and distances must fit."""
 
     __slots__ = ("bits", "term")
 
-    # Keeps numpy from taking a word apart as an object of its own arrays.
+    # Keeps numpy from treating a word as an element of object arrays.
     __array_ufunc__ = None
 
     def __init__(self, term: Term) -> None:
@@ -68,12 +68,12 @@ class Word:
     def _operand(self, other: object) -> Term:
         if isinstance(other, Word):
             if other.bits != self.bits:
-                raise TypeError("words of two sizes meet")
+                raise TypeError("operation on words of two sizes")
             return other.term
         if isinstance(other, np.unsignedinteger) and 8 * other.itemsize == self.bits:
             other = int(other)
         if type(other) is not int or not 0 <= other < 1 << self.bits:
-            raise TypeError(f"{other!r} is no constant of a word of {self.bits} bits")
+            raise TypeError(f"{other!r} is not a constant of a word of {self.bits} bits")
         return z3.BitVecVal(other, self.bits)
 
     def _distance(self, by: object) -> Term:
@@ -114,14 +114,14 @@ class Word:
     def _refuse(self, *_: object) -> NoReturn:
         raise DataDependenceError
 
-    # Everything by which a program could branch on a word, index with it, look it up, print it or take it apart.
+    # All operations by which a program could branch on a word, index with it, look it up, print it or inspect it.
     __bool__ = __index__ = __int__ = __float__ = __hash__ = __len__ = __iter__ = __getitem__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __repr__ = __str__ = __format__ = __bytes__ = __array__ = _refuse
 
 
 class Memory(Word):
-    """A word that stays where it is: operators with ``=`` change it in place, as they do an array."""
+    """A word in memory: operators with ``=`` change it in place, as they change an array."""
 
     __slots__ = ()
 
@@ -134,30 +134,30 @@ class Memory(Word):
         return self
 
     def __setitem__(self, place: object, value: Word) -> None:
-        """Take all of a word's value, or its lowest bits where it is wider, as an array of this word does."""
+        """Take a word's value, or its lowest bits if it is wider, as an array of this word does."""
         if place is not Ellipsis or value.bits < self.bits:
-            raise TypeError("a word in memory is assigned whole, from a word that is not narrower")
+            raise TypeError("a word in memory can only be assigned as a whole, from a word that is not narrower")
         self.term = z3.Extract(self.bits - 1, 0, value.term)
 
 
 def conjunction(*terms: Term) -> Term:
-    """Return the conjunction; of one term the term itself, since other solvers do not read an ``and`` of one."""
+    """Return the conjunction; for one term the term itself, because other solvers cannot parse an ``and`` of one."""
     if len(terms) > 1:
         return z3.And(*terms)
     return terms[0] if terms else z3.BoolVal(val=True)
 
 
 class Answer(Enum):
-    """What the solver says of an obligation."""
+    """The solver's answer to an obligation."""
 
     PROVED = "proved"
-    """The premises hold for some values, and for all values for which they do the goal does too."""
+    """The premises hold for some values, and whenever they hold, the goal holds too."""
     REFUTED = "refuted"
-    """Values were found for which the premises hold and the goal does not."""
+    """There are values for which the premises hold and the goal does not."""
     VACUOUS = "vacuous"
-    """The premises contradict each other, so that anything follows from them."""
+    """The premises contradict each other, so everything follows from them."""
     UNKNOWN = "unknown"
-    """The solver gave up. This is never success."""
+    """The solver gave up, which never counts as success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What the solver is asked, in its own language."""
+        """The question to the solver, in SMT-LIB."""
         return "\n".join(term.sexpr() for term in (self.goal, *self.premises))
 
     def decide(self) -> Answer:
-        """Ask a fresh solver for the premises alone and another for a counterexample."""
+        """Ask one new solver whether the premises hold for some values, and another for a counterexample."""
         satisfiable = _check(self.premises)
         if satisfiable != z3.sat:
             return Answer.VACUOUS if satisfiable == z3.unsat else Answer.UNKNOWN

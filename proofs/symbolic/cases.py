@@ -1,6 +1,6 @@
-"""What is asked of each model, and what has to come out: of the model as it is, and of it less a check.
+"""Queries for each model with their expected answers: for the unchanged model, and for the model without a check.
 
-A check is named as the model marks it, and stands beside the function of the library that makes it.
+A check has the name of its mark in the model, and is listed with the library's function that makes it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from enum import StrEnum
 
 
 class Answer(StrEnum):
-    """What ProVerif says of a query; anything else is a failure."""
+    """ProVerif's answer to a query; every other answer is a failure."""
 
     HOLDS = "holds"
     ATTACK = "attack found"
     REACHED = "reached"
-    """Of an event that has to be possible, so that what holds does not hold for want of runs."""
+    """An event that must be reachable, so that queries do not hold just because nothing can happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One query of one model, less some checks."""
+    """One query of one model, without some checks."""
 
     model: str
     query: str
@@ -96,7 +96,7 @@ CHECKS = {
     ("enclave", "proof"): "secagg.protocols.enclave.trusted.enclave:Enclave.receive",
     ("enclave", "receipt"): "secagg.protocols.enclave.verified_enclave:VerifiedEnclave.verify_receipt",
 }
-"""Each check of a model beside the function that makes it in the library; an assumption has none."""
+"""Each check of a model with the library's function that makes it; an assumption has none."""
 
 OWNERS = "believed keys are its owner's, of this attempt"
 ROSTER = "both ends have one roster, context and terms"
@@ -164,13 +164,13 @@ STILL = (
     Case("hybrid", SEALED, missing=("ML-KEM holds",)),
     Case("hybrid", ALONE, missing=("X25519 holds",)),
     Case("hybrid", ALONE, missing=("ML-KEM holds",)),
-    # Two things stand in the way of each of these; the next list takes away the other as well.
+    # Two checks prevent each of these attacks; the next list removes the second one as well.
     Case("hybrid", ALONE, missing=("bound purpose",)),
     Case("survivors", INPUTS, missing=("cohort of sharers",)),
     Case("survivors", INPUTS, missing=("views",)),
     Case("survivors", "no sum of a single honest client", missing=("cohort",)),
     Case("classic", TAKEN, missing=("signed entry",)),
-    # Of these there are three besides the signature: what the key is derived from, the header, and the commitment.
+    # Here three checks overlap with the signature: the derivation of the key, the header, and the commitment.
     Case("classic", TAKEN, missing=("signed entry", "context of the key", "context of the header")),
     Case("classic", TAKEN, missing=("signed entry", "context of the key", "place of the commitment")),
     Case("classic", TAKEN, missing=("signed entry", "context of the header", "place of the commitment")),
@@ -183,7 +183,7 @@ STILL = (
     Case("enclave", COUNTED, missing=("proven header",)),
     Case("enclave", COUNTED, missing=("sealed header",)),
 )
-"""What holds although something is missing."""
+"""Queries that hold although something is missing."""
 PLANTED = tuple(
     Case(model, query, Answer.ATTACK, missing)
     for model, query, *names in (

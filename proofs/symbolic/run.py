@@ -1,7 +1,7 @@
-"""Ask ProVerif every query of every case; run as ``python proofs/symbolic/run.py PROVERIF [WORD]``.
+"""Ask ProVerif every query of every case; run it as ``python proofs/symbolic/run.py PROVERIF [WORD]``.
 
-A query is proved, or an attack on it is reconstructed; "cannot be proved" is a failure, and so is taking three minutes.
-Of an equivalence ProVerif never says that it is false: there the trace that tells the two apart is what counts.
+A query is proved, or an attack on it is reconstructed; "cannot be proved" and three minutes without an answer are
+failures. ProVerif never reports that an equivalence is false; there a trace that distinguishes the two counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_SECONDS = 180.0
 
 
 def main(proverif: str, word: str = "") -> int:
-    """Run every case, or those whose name has the word, on all cores and report; return an exit status."""
+    """Run every case, or those with the word in their name, on all cores; print a report and return an exit status."""
     require_complete()
     started, chosen = time.perf_counter(), [case for case in CASES if word in str(case)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -29,7 +29,7 @@ def main(proverif: str, word: str = "") -> int:
         answers = list(pool.map(lambda item: answer_to(item[1], proverif, Path(folder, f"{item[0]}.pv")), numbered))
     faults = 0
     for case, (answer, seconds) in zip(chosen, answers, strict=True):
-        verdict = answer if answer == case.answer else f"NOT EXPECTED: {answer}; due: {case.answer}"
+        verdict = answer if answer == case.answer else f"NOT EXPECTED: {answer}; expected: {case.answer}"
         faults += answer != case.answer
         print(f"symbolic: {case}: {verdict} ({seconds:.1f} s)")  # noqa: T201 -- a command prints
     taken = f"{time.perf_counter() - started:.0f} s"
@@ -40,7 +40,7 @@ def main(proverif: str, word: str = "") -> int:
 
 
 def require_complete() -> None:
-    """Refuse cases that leave out a query or a check of a model."""
+    """Refuse cases that omit a query or a check of a model."""
     for model in {case.model for case in CASES}:
         source = read(model)
         asked = {case.query for case in AS_IT_IS if case.model == model}
@@ -53,7 +53,7 @@ def require_complete() -> None:
 
 
 def answer_to(case: Case, proverif: str, file: Path) -> tuple[str, float]:
-    """Return what ProVerif answers, and the seconds that it took."""
+    """Return ProVerif's answer, and the seconds that it took."""
     file.write_text(variant(read(case.model), case.query, frozenset(case.missing)), encoding="utf-8")
     started = time.perf_counter()
     try:
@@ -67,12 +67,12 @@ def answer_to(case: Case, proverif: str, file: Path) -> tuple[str, float]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"nothing within {MOST_SECONDS:.0f} s", time.perf_counter() - started
+        return f"no answer within {MOST_SECONDS:.0f} s", time.perf_counter() - started
     return understood(case, child.stdout), time.perf_counter() - started
 
 
 def understood(case: Case, output: str) -> str:
-    """Read the answer off ProVerif's report."""
+    """Parse the answer from ProVerif's report."""
     results = {line for line in output.splitlines() if line.startswith("RESULT ")}
     if len(results) != 1:
         return f"no single result:\n{output[-1000:]}"

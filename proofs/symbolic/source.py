@@ -1,14 +1,14 @@
-"""The models' source: shared parts put in, one query kept, checks taken out.
+"""The source of the models: shared parts are included, one query is kept, and checks are removed.
 
 A model is one ProVerif file with marks in its comments. A run asks one query, and names the checks that are missing:
 
-    (*# include NAME *)          the file NAME.pv stands here
-    (*# query "NAME" *)          what follows, up to the next mark, is asked if it is chosen
-    (*# check NAME *)            what follows is left out if the check is missing,
-    (*# instead CODE *)          and this code takes its place; or
-    (*# end *)                   nothing does
+    (*# include NAME *)          is replaced by the file NAME.pv
+    (*# query "NAME" *)          what follows, up to the next mark, is asked if selected
+    (*# check NAME *)            what follows is removed if the check is missing,
+    (*# instead CODE *)          and replaced by this code; or
+    (*# end *)                   by nothing
 
-Nothing is copied: every planted defect is the model less something.
+No model is copied: every planted defect is the model without something.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LABEL: Final = re.compile(r"\(\*# label (\w+): ([^*]*)\*\)\n *fun (\w+)\(([^)]*
 
 
 def read(model: str) -> str:
-    """Return a model with what it includes."""
+    """Return a model with its includes."""
     text = (HERE / f"{model}.pv").read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda found: read(found[1]), text)
 
 
 def queries_of(source: str) -> tuple[str, ...]:
-    """Return the names of what can be asked of a model."""
+    """Return the names of a model's queries."""
     return tuple(name for name, _ in _QUERY.findall(source))
 
 
@@ -41,7 +41,7 @@ def checks_of(source: str) -> tuple[str, ...]:
 
 
 def labels_of(source: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return for each label the fields that are bound to it, in their order, and the secrets used under it."""
+    """Return for each label the fields that are bound to it, in order, and the secrets used under it."""
     labels = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]()
     for name, declared, function, types in _LABEL.findall(source):
         bound, _, secret = (part.strip() for part in declared.partition(";"))
