@@ -55,7 +55,7 @@ def test_epsilon_is_given_for_both_kinds_of_neighbours() -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
     first = next(iter(PlannedNoise(Fraction(2), 10, 1e-5).advice(VALUES, 1000)))
     assert "epsilon 8" in first, "V19: ten rounds of multiplier 2 at 1e-5"
-    assert "replacing an update with another" in first
+    assert "replaced with another" in first
     assert "with zeros" in first
 
 
