@@ -68,14 +68,14 @@ class SecAggSettings(Options):
     protocol: Annotated[str, option("aggregation protocol")] = PAIRWISE
     mode: Annotated[str | None, option("trust in the server", choices=tuple(MODES), only_with=OF_PAIRWISE)] = None
     """Default: ``active`` with a roster, ``semi_honest`` without."""
-    topology: Annotated[str | None, option("who masks with whom", choices=TOPOLOGIES, only_with=OF_PAIRWISE)] = None
+    topology: Annotated[str | None, option("graph of shared masks", choices=TOPOLOGIES, only_with=OF_PAIRWISE)] = None
     """Default: ``sparse``, or ``full`` if no sparse graph of few clients tolerates the dropouts."""
     suite: Annotated[str | None, option("key agreement and ciphers", choices=tuple(SUITES))] = None
     """Default: ``hybrid`` for the enclave, the epoch's suite for one message, otherwise ``classic``."""
-    threshold: Annotated[float, option("share of clients that must stay; 0 plans it", minimum=0, maximum=1)] = 0.0
+    threshold: Annotated[float, option("share of clients that must stay; 0: planned", minimum=0, maximum=1)] = 0.0
     """See ``usual_dropped``."""
     minimum_cohort: Annotated[
-        int, option("clients below which nothing is released; 0 plans it", minimum=LEAST_COHORT, or_zero=True)
+        int, option("minimum number of clients in a sum; 0: planned", minimum=LEAST_COHORT, or_zero=True)
     ] = 0
     corrupted: Annotated[
         int | None,
@@ -85,7 +85,7 @@ class SecAggSettings(Options):
     privacy_bits: Annotated[
         int,
         option(
-            "a sparse graph exposes a client with probability 2^-n; 0: the mode's minimum",
+            "n for a sparse graph that exposes a client with probability 2^-n; 0: the mode's minimum",
             minimum=CURIOUS_PRIVACY_BITS,
             or_zero=True,
             only_with=OF_PAIRWISE,
@@ -108,7 +108,7 @@ class SecAggSettings(Options):
     rate: Annotated[
         str,
         option(
-            "whether cohort-bits is fixed, or found from the loss",
+            "whether cohort-bits is fixed, or chosen from the loss",
             choices=("fixed", AUTO),
             only_with=OF_PEAK,
             part="updates",
@@ -118,16 +118,14 @@ class SecAggSettings(Options):
     ``evaluation_metrics``."""
     harm: Annotated[
         float,
-        option(
-            "rise of the loss that one round's noise may cause", above=0, only_with=("rate", (AUTO,)), part="updates"
-        ),
+        option("maximum rise of the loss by one round's noise", above=0, only_with=("rate", (AUTO,)), part="updates"),
     ] = 0.001
-    down: Annotated[str, of_updates("message to nodes that hold the last model", choices=("model", SUMS))] = "model"
+    down: Annotated[str, of_updates("message to nodes that have the last model", choices=("model", SUMS))] = "model"
     """``sums`` sends them the sum since that model, with ``peak``."""
     fraction_bits: Annotated[
         int,
         option(
-            "fixed-point values have steps of 2^-n; 0 plans it from clip",
+            "n for fixed-point steps of 2^-n; 0: planned from clip",
             minimum=1,
             maximum=_MOST_FRACTION_BITS,
             or_zero=True,
@@ -139,7 +137,7 @@ class SecAggSettings(Options):
     modulus_bits: Annotated[
         int,
         option(
-            "width of the ring of fixed-point values; 0 plans it",
+            "width of the ring of fixed-point values, in bits; 0: planned",
             minimum=_LEAST_RING,
             maximum=_GREATEST_RING,
             or_zero=True,
@@ -147,11 +145,11 @@ class SecAggSettings(Options):
         ),
     ] = 0
     clip: Annotated[float, of_updates("maximum change of one fixed-point value", above=0)] = 4.0
-    adapter: Annotated[str, of_updates("fingerprint of the LoRA adapter that is trained")] = ""
+    adapter: Annotated[str, of_updates("fingerprint of the trained LoRA adapter")] = ""
     """From ``secagg.adapters``; a client with another adapter refuses before it trains."""
-    tensors: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that are summed; none: all")] = ()
+    tensors: Annotated[str | tuple[str, ...], of_updates("patterns of tensors to sum; none: all")] = ()
     """Rounds take turns with patterns separated by semicolons: ``*lora_B*;*lora_A*``."""
-    exclude: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that each client keeps")] = ()
+    exclude: Annotated[str | tuple[str, ...], of_updates("patterns of tensors that stay at each client")] = ()
     weighting: Annotated[str, of_updates("weight of an update", choices=WEIGHTINGS)] = "examples"
     full_weight: Annotated[
         int,
@@ -166,16 +164,16 @@ class SecAggSettings(Options):
     """A weight is examples / full_weight, at most 1 and at least a quarter."""
     minimum_trained: Annotated[int, of_updates("minimum number of clients that trained", minimum=1)] = 1
     """The server refuses a round in which fewer trained."""
-    metrics: Annotated[str | tuple[str, ...], of_updates("metrics of training that are summed")] = ()
+    metrics: Annotated[str | tuple[str, ...], of_updates("training metrics to sum")] = ()
     """No other metrics leave a client."""
-    evaluation_metrics: Annotated[str | tuple[str, ...], of_updates("metrics of evaluation that are summed")] = ()
+    evaluation_metrics: Annotated[str | tuple[str, ...], of_updates("evaluation metrics to sum")] = ()
     """Without any, evaluation results are sent in the clear."""
     metric_bound: Annotated[float, of_updates("maximum absolute value of a metric", above=0)] = 1024.0
-    stage_timeout: Annotated[float, option("seconds for the answers of one stage", above=0)] = 120.0
+    stage_timeout: Annotated[float, option("time for the answers of one stage, in seconds", above=0)] = 120.0
     """The first stage and the training stage use the strategy's timeout."""
-    stage_patience: Annotated[float, of_rounds("multiple of the time so far for answers after enough", minimum=1)] = 2.0
+    stage_patience: Annotated[float, of_rounds("wait for late answers, in multiples of time so far", minimum=1)] = 2.0
     """At least 5 seconds."""
-    on_failure: Annotated[str, of_rounds("what follows a failed round", choices=("skip", "retry", "stop"))] = "skip"
+    on_failure: Annotated[str, of_rounds("action after a failed round", choices=("skip", "retry", "stop"))] = "skip"
     """Once a round has succeeded: ``skip`` keeps the last good model and begins the next round, ``stop`` ends the run
     with that model, and ``retry`` repeats the round if no client was asked for its update, and otherwise skips it."""
     failed_rounds: Annotated[int, of_rounds("maximum number of failed rounds in a row, and of retries", minimum=1)] = 2
@@ -183,7 +181,7 @@ class SecAggSettings(Options):
     noise: Annotated[
         float,
         option(
-            "deviation of the clients' noise over what one can change; 0: none",
+            "standard deviation of the clients' noise, over the sensitivity; 0: none",
             minimum=_LEAST_NOISE,
             maximum=_MOST_NOISE,
             or_zero=True,
@@ -198,20 +196,20 @@ class SecAggSettings(Options):
     roster: Annotated[str, option("roster file of `secagg keys`")] = ""
     """Needed in active mode, and for every protocol except pairwise masks."""
     enclave_socket: Annotated[
-        str, option("address of `secagg enclave serve`; none: simulated", only_with=("protocol", (ENCLAVE,)))
+        str, option("address of `secagg enclave serve`; empty: simulated", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     enclave_collateral: Annotated[
-        str, option("folder of what clients verify: collateral, endorsement", only_with=("protocol", (ENCLAVE,)))
+        str, option("folder of the enclave's collateral and endorsement", only_with=("protocol", (ENCLAVE,)))
     ] = ""
     """Read again in each round, so that newer files apply from the next round."""
     second_server: Annotated[
-        str, option("address of `secagg server serve`; none: simulated", only_with=OF_TWO_SERVERS)
+        str, option("address of `secagg server serve`; empty: simulated", only_with=OF_TWO_SERVERS)
     ] = ""
     servers: Annotated[str, option("file with both servers' public keys", only_with=OF_TWO_SERVERS)] = ""
     server_keys: Annotated[
         str,
         option(
-            "this server's key file: of server 0, or of `secagg holder keys` for remote holders",
+            "this server's key file: server 0's, or from `secagg holder keys` for remote holders",
             only_with=("protocol", (TWO_SERVERS, ONE_MESSAGE)),
         ),
     ] = ""
@@ -235,52 +233,52 @@ class SecAggSettings(Options):
         )
         yield from self._rules_of_compression()
         yield from self._rules_of_adapters()
-        sentence = "names the roster file in active mode, for an enclave, two servers and one message; make one with "
+        sentence = "is required in active mode, for an enclave, two servers and one message; make a roster with "
         yield "roster", self.is_certified and not self.roster, sentence + _KEYS
         is_full = self.topology == Topology.FULL and self.privacy_bits != 0
-        yield "privacy_bits", is_full, "is for sparse graphs; remove it, or change {topology}"
+        yield "privacy_bits", is_full, "only applies to sparse graphs; remove it, or change {topology}"
         is_one, is_two = self.protocol == ONE_MESSAGE, self.protocol == TWO_SERVERS
-        yield "epoch", is_one and not self.epoch, "names the record of who holds; have one signed with " + _RECORD
-        yield "holders", is_one and not self.holders, "names where the holders of the record listen, in its order"
+        yield "epoch", is_one and not self.epoch, "must name the signed record of the holders; make one with " + _RECORD
+        yield "holders", is_one and not self.holders, "must list the holders' addresses, in the record's order"
         for name in ("servers", "server_keys"):
             is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
-            yield name, is_alone, "names a file with {second_server}, and is left out where that is simulated"
-        sentence = "is the norm that clients clip to where {noise} is above 0; set both, or none"
+            yield name, is_alone, "must be set together with {second_server}; a simulated server needs neither"
+        sentence = "is the norm to which clients clip if {noise} is above 0; set both, or none"
         yield "norm", bool(self.noise) != bool(self.norm), sentence
         yield from self._rules_of_norms()
         if self.noise:
-            whose = f"is for {{protocol}} = {' or '.join(map(repr, NOISED))}, whose clients add it; change that"
+            whose = f"requires {{protocol}} = {' or '.join(map(repr, NOISED))}, whose clients add it; change either"
             yield "noise", self.protocol not in NOISED, whose
-            yield "weighting", self.weighting != "uniform", "is 'uniform' with noise, which counts of examples lack"
-            yield "minimum_trained", self.minimum_trained > 1, "is 1 with noise, which hides how many clients trained"
+            yield "weighting", self.weighting != "uniform", "must be 'uniform' with noise, which would not hide weights"
+            yield "minimum_trained", self.minimum_trained > 1, "must be 1 with noise, which hides how many trained"
             is_coded = self.compression != FIXED_POINT
-            yield "compression", is_coded, "is fixed-point with noise, which codes have no room for"
+            yield "compression", is_coded, "must be fixed-point with noise, for which other codes have no room"
             for name in ("metrics", "evaluation_metrics"):
-                yield name, bool(getattr(self, name)), "are sums without noise of their own; leave them out"
+                yield name, bool(getattr(self, name)), "cannot be combined with noise, which metrics lack; remove them"
 
     def _rules_of_norms(self) -> Iterator[tuple[str, bool, str]]:
         sentence = (
-            f"is enforced by an enclave, and nobody sees an update alone under {self.protocol!r}: take "
+            f"is enforced by an enclave; under {self.protocol!r} nobody sees single updates: set "
             f"{{protocol}} = {ENCLAVE!r}, or {{max_norm_unenforced}}, to which only honest clients scale"
         )
         yield "max_norm", bool(self.max_norm) and self.protocol != ENCLAVE, sentence
         for name in ("max_norm", "max_norm_unenforced"):
             is_set = bool(getattr(self, name))
-            sentence = f"is for {{compression}} = {FIXED_POINT!r}, where all values have one step; change that"
+            sentence = f"requires {{compression}} = {FIXED_POINT!r}, where all values have one step; change one of them"
             yield name, is_set and self.compression != FIXED_POINT, sentence
-            yield name, is_set and bool(self.noise), "is {norm} where {noise} is above 0; leave it out"
+            yield name, is_set and bool(self.noise), "is replaced by {norm} if {noise} is above 0; remove it"
 
     def _rules_of_adapters(self) -> Iterator[tuple[str, bool, str]]:
         is_empty = any("" in self.tensor_patterns(turn) for turn in range(self.turns))
-        yield "tensors", is_empty, "has no pattern before or after a semicolon; add it"
-        yield "tensors", self.turns > 1 and self.down == SUMS, "has turns, which {down} = 'sums' does not have"
+        yield "tensors", is_empty, "has an empty pattern before or after a semicolon; add a pattern there"
+        yield "tensors", self.turns > 1 and self.down == SUMS, "cannot have semicolons with {down} = 'sums'"
         try:
             method: object = json.loads(self.adapter)["method"] if self.adapter else ""
         except (ValueError, LookupError, TypeError, RecursionError):
             method = None
         yield "adapter", type(method) is not str, "is not the fingerprint of a plan of secagg.adapters"
         is_rough = self.has_peaks and self.rate != AUTO and method in _ONE_MATRIX
-        sentence = f"must be 'auto' with peak and the method {method}, whose models fixed bits make much worse"
+        sentence = f"must be 'auto' with peak and the method {method}, whose models are much worse with fixed bits"
         yield "rate", is_rough, sentence
 
     def _rules_of_compression(self) -> Iterator[tuple[str, bool, str]]:
@@ -290,26 +288,26 @@ class SecAggSettings(Options):
         limits = {"bits": SCALAR_BITS, "places": range(1, MOST_SUMMED_PLACES + 1)}
         is_none = found is None or any(found[part] and int(found[part]) not in limit for part, limit in limits.items())
         sentence = (
-            "is fixed-point, scalar-2 to scalar-16 for codes of so many bits, pruning-0.9 and the like, pq or "
-            f"pq-64x8 and the like, peak or peak-1 to peak-{MOST_SUMMED_PLACES} where indices are counted, or "
-            f"module:Name for a custom scheme; got {escaped(self.compression)}"
+            "must be fixed-point, scalar-N (N bits, 2 to 16), pruning-N (such as 0.9), pq or pq-NxM (such as 64x8), "
+            f"peak or peak-N (N up to {MOST_SUMMED_PLACES}), or module:Name for a custom scheme; "
+            f"got {escaped(self.compression)}"
         )
         yield "compression", is_none, sentence
         has_indices = self.codebook is not None or self.has_peaks
         sentence = (
-            f"is {self.compression}, which sends indices, and {self.protocol} sums vectors alone; change "
-            f"{{protocol}} to {ENCLAVE!r} or {TWO_SERVERS!r}, or this to fixed-point, scalar-8 or pruning-0.9"
+            f"is {self.compression}, which sends indices, but {self.protocol} only sums vectors; change "
+            f"{{protocol}} to {ENCLAVE!r} or {TWO_SERVERS!r}, or use fixed-point, scalar-8 or pruning-0.9"
         )
         yield "compression", has_indices and self.protocol in (PAIRWISE, ONE_MESSAGE), sentence
         is_auto, is_told = self.rate == AUTO, self.down == SUMS
-        yield "down", is_told and not self.has_peaks, "is for {compression} = 'peak'; change that, or leave it out"
-        yield "down", is_told and is_auto, "is for {rate} = 'fixed', as 'auto' sends whole models, too"
-        sentence = "is found from the loss that {evaluation_metrics} names first; name it there"
+        yield "down", is_told and not self.has_peaks, "requires {compression} = 'peak'; change that, or remove it"
+        yield "down", is_told and is_auto, "requires {rate} = 'fixed', because 'auto' also sends whole models"
+        sentence = "is 'auto', which needs a loss: name it first in {evaluation_metrics}"
         yield "rate", is_auto and not self.evaluated_names, sentence
-        yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, "is found by {rate} = 'auto'"
+        yield "cohort_bits", is_auto and self.cohort_bits != COHORT_BITS, "is chosen by {rate} = 'auto'; remove it"
         sentence = (
-            f"is {self.compression}, whose indices are votes, each counting once: take {{weighting}} = 'uniform', "
-            "or scalar-8 and the like"
+            f"is {self.compression}, whose indices all count equally: set {{weighting}} = 'uniform', or use a "
+            "compression such as scalar-8"
         )
         yield "compression", has_indices and self.weighting != "uniform", sentence
 
@@ -418,9 +416,9 @@ class SecAggSettings(Options):
         """Return how many of the invited may drop out; refuses too few clients for a sum."""
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
-                f"{invited} clients are too few: of a sum of two each knows the other's update. Let {LEAST_CLIENTS} or "
-                "more take part: in NVFlare by min_clients; in Flower by the strategy's min_train_nodes and "
-                "min_available_nodes, and a simulation has them after "
+                f"{invited} clients are too few: in a sum of two, each learns the other's update. Use at least "
+                f"{LEAST_CLIENTS}: in NVFlare by min_clients; in Flower by the strategy's min_train_nodes and "
+                "min_available_nodes, and for a simulation by "
                 "`flwr federation simulation-config @none/default local --num-supernodes 5`"
             )
         wanted = invited - math.ceil(self.threshold * invited) if self.threshold else usual_dropped(invited)
@@ -475,7 +473,7 @@ class SecAggSettings(Options):
         if (self.minimum_cohort or least) > invited:
             raise _invalid(
                 "minimum_cohort",
-                f"is {self.minimum_cohort}, and {invited} clients are invited; lower it, or invite more",
+                f"is {self.minimum_cohort}, but only {invited} clients are invited; lower it, or invite more",
             )
         return self.minimum_cohort or least
 

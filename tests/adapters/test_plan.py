@@ -230,8 +230,8 @@ def test_the_peak_code_has_fixed_bits_only_where_both_matrices_are_trained(metho
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"tensors": "*a*;"}, "no pattern before or after a semicolon"),
-        ({"tensors": "*a*;*b*", "down": "sums", **PEAK}, "has turns"),
+        ({"tensors": "*a*;"}, "empty pattern before or after a semicolon"),
+        ({"tensors": "*a*;*b*", "down": "sums", **PEAK}, "cannot have semicolons"),
         ({"adapter": "{"}, "a plan of secagg.adapters"),
         ({"adapter": "[1]"}, "a plan of secagg.adapters"),
         ({"adapter": '{"method": 3}'}, "a plan of secagg.adapters"),

@@ -98,7 +98,7 @@ def test_a_custom_protocol_brings_its_connections_and_its_members(custom: Path) 
 
 @pytest.mark.usefixtures("custom")
 def test_its_clients_need_keys_and_a_roster() -> None:
-    with pytest.raises(InvalidParameters, match="secagg-roster names the roster file"):
+    with pytest.raises(InvalidParameters, match="secagg-roster is required"):
         SecAggSettings(protocol="custom", weighting="uniform")
 
 

@@ -213,11 +213,14 @@ def test_an_operator_can_refuse_that_a_program_sees_values(folder: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"max_norm": 1.0}, r"enforced by an enclave, .* take secagg-protocol = 'enclave', or secagg-max-norm-unenf"),
+        ({"max_norm": 1.0}, r"enforced by an enclave; .* set secagg-protocol = 'enclave', or secagg-max-norm-unenf"),
         ({"max_norm": -1.0}, "must be a number of at least 0"),
         ({"max_norm_unenforced": float("nan")}, "must be a number of at least 0"),
         ({"max_norm_unenforced": 1.0, "compression": "scalar-8"}, "in which|where all values have one step"),
-        ({"max_norm_unenforced": 1.0, "noise": 1.0, "norm": 1.0, "weighting": "uniform"}, "is secagg-norm where"),
+        (
+            {"max_norm_unenforced": 1.0, "noise": 1.0, "norm": 1.0, "weighting": "uniform"},
+            "is replaced by secagg-norm if",
+        ),
     ],
 )
 def test_a_bound_that_would_do_nothing_is_refused_with_what_would(settings: dict[str, Any], expected: str) -> None:

@@ -523,7 +523,5 @@ def test_clients_of_one_process_say_once_that_the_clip_is_wrong(
 
 @pytest.mark.parametrize("compression", ["pq", "peak"])
 def test_votes_are_refused_with_weights(compression: str) -> None:
-    with pytest.raises(
-        InvalidParameters, match="indices are votes, each counting once: take secagg-weighting = 'uniform'"
-    ):
+    with pytest.raises(InvalidParameters, match="indices all count equally: set secagg-weighting = 'uniform'"):
         SecAggSettings(protocol="enclave", roster="roster.txt", compression=compression)
