@@ -100,6 +100,9 @@ class _Crowd:
 
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._most = limits, allow_connections(limits)
+        if self._most < limits.connections:
+            why = "the system allows fewer open files than clients may need; raise `ulimit -n`"
+            say("fewer connections", logging.WARNING, most=self._most, wanted=limits.connections, why=why)
         self._here, self._strangers = set[_Connection](), dict[_Connection, asyncio.TimerHandle]()
         self._proved = dict[str, set[_Connection]]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from secagg.transport.proof import Prover
 from secagg.transport.server import SumServer
 from secagg.transport.tls import Credentials, ServerTls, client_context
 from tests.harness.certificates_of_tests import make_credentials
+from tests.harness.planted import always
 from tests.harness.wire_sums import (
     CLIENTS,
     SUBJECT,
@@ -255,6 +257,17 @@ async def test_five_hundred_clients() -> None:
         released = await running
         assert released.aggregate.values[0].tolist() == [500 * 501 // 2] * 4
         assert all(outcome.is_released for outcome in outcomes)
+
+
+async def test_a_server_says_that_its_system_allows_fewer_connections(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", always((200, 200)))
+    monkeypatch.setattr(resource, "setrlimit", always(None))
+    for connections, is_said in ((72, False), (73, True)):
+        async with served(quick_limits(connections=connections)):
+            said = [vars(record)["fields"] for record in caplog.records if record.message == "fewer connections"]
+            assert [each["most"] for each in said] == [72] * is_said
 
 
 async def test_a_sum_over_mutual_tls(tmp_path: Path) -> None:
