@@ -103,7 +103,7 @@ def _tasks(options: argparse.Namespace) -> list[argparse.Namespace]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidParameters(f"{path} is not a file of TOML ({error}); see `secagg serve --help`") from None
-    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+    if not tables or "" in tables or not all(isinstance(table, dict) for table in tables.values()):
         raise InvalidParameters(f"{path} has a table for each task, [NAME], and its options below that")
     tasks = list[argparse.Namespace]()
     for name, table in tables.items():

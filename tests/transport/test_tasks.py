@@ -405,6 +405,8 @@ GOOD = "[heights]\nvalues = 4\nclip = 1\nclients = 5\nout = 'one.npy'\n"
     [
         ("heights = 3", (), "has a table for each task, [NAME]"),
         ("", (), "has a table for each task, [NAME]"),
+        ("['']\nvalues = 3", (), "has a table for each task, [NAME]"),
+        (GOOD.replace("heights", '"a\\nb"'), (), "leave control characters out"),
         ("[heights", (), "is not a file of TOML"),
         (GOOD + "colour = 'red'", (), "tasks.toml, [heights]: there is no --colour"),
         (GOOD + "listen = '127.0.0.1:1'", (), "[heights]: --listen is for all tasks; give it to the command"),
