@@ -286,6 +286,7 @@ class Store(Confined):
         """Return the number of the state that a folder has, or of a new one."""
         rows, boot = self._rows, _BOOT.read_text().strip() if _BOOT.exists() else ""
         rows.execute("PRAGMA secure_delete = ON")
+        self._require_version()
         for statement in _STANDINGS:
             rows.execute(statement)
         if rows.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -314,12 +315,18 @@ class Store(Confined):
         """Return the number of this state, which has to be the newest."""
         if not self._marks:
             return 0
-        if (version := self._rows.execute("PRAGMA user_version").fetchone()[0]) != _VERSION:
-            raise self._refused(f"is of version {version}, and this library reads version {_VERSION}")
+        self._require_version()
         about = dict(self._rows.execute("SELECT name, value FROM about"))
         if self._changed(int(about["mark"]) % 2) != about["made"]:
             raise self._refused(_TRUST)
         return int(about["mark"])
+
+    def _require_version(self) -> None:
+        if (version := self._rows.execute("PRAGMA user_version").fetchone()[0]) > _VERSION:
+            raise self._refused(
+                f"was made by a newer secagg (state version {version}, and this secagg reads {_VERSION}); install that "
+                "one again: without this state uploads would be forgotten"
+            )
 
     def _changed(self, slot: int) -> int:
         """Return when a mark was last changed; by its path, since another file may have taken its place."""

@@ -218,13 +218,20 @@ def test_ledgers_of_earlier_versions_are_refused_by_name(folder: Path, kind: str
         reached(folder)
 
 
-def test_a_state_of_another_version_is_refused(folder: Path) -> None:
+def test_a_state_of_a_newer_version_is_refused_by_name_and_stays_as_it_is(folder: Path) -> None:
     opened = Store(folder)
     with opened.transaction() as rows:
         rows.execute("PRAGMA user_version = 7")
-    with pytest.raises(InvalidParameters, match="version 7"):
+        rows.execute("DROP TABLE standings")
+    newer = r"made by a newer secagg \(state version 7, and this secagg reads 1\)"
+    with pytest.raises(InvalidParameters, match=newer):
         opened.reach(b"a", 1, 5)
     opened.close()
+    before = (folder / "state.db").read_bytes()
+    for trusts in (False, True):  # `secagg node trust` is no way around it.
+        with pytest.raises(InvalidParameters, match=newer):
+            Store(folder, trusts=trusts)
+    assert (folder / "state.db").read_bytes() == before
 
 
 def test_a_folder_that_others_can_read_is_refused(folder: Path) -> None:
