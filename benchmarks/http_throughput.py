@@ -36,7 +36,7 @@ from secagg.transport.proof import header_of
 from secagg.transport.server import SumServer
 
 BITS = 16
-PROOF = bytes(64)
+PROOF = bytes([3]) + bytes(64)
 
 
 class Stored(StagedServerSession[bytes]):

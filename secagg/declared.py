@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Reason, UnexpectedMessage
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId, ServerId
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import MessageKind, Reader, Writer, require_spoken
 
 Declared = type[Any]
 Place = TypeVar("Place")
@@ -64,6 +64,14 @@ def variable(limit: int, most: Sizing | None = None) -> Field:
         lambda reader, at: reader.variable(most(at.place) if most else limit),
         row,
     )
+
+
+MESSAGE_FORM: Final = Field(
+    lambda writer, value: writer.integer(require_spoken(value, InvalidParameters), 1),
+    lambda reader, _: require_spoken(reader.integer(1)),
+    "1: 3",
+)
+"""Form of a session's messages: the first field of the message whose digest is T0."""
 
 
 CLIENT: Final = Field(
@@ -223,13 +231,9 @@ class MessageIn(Generic[Place]):
 
     __slots__ = ()
     kind: ClassVar[MessageKind]
-    edition: ClassVar[int | None] = None
-    """Format number in a byte before the fields, for messages that refuse other formats by name."""
 
     def encode(self) -> bytes:
         writer = Writer(self.kind)
-        if self.edition is not None:
-            writer.integer(self.edition, 1)
         write_fields(writer, self)
         return writer.finish()
 
@@ -237,9 +241,6 @@ class MessageIn(Generic[Place]):
     def decode(cls, message: bytes, place: Place) -> Self:
         """Decode the canonical encoding in a place; refuse anything else."""
         reader = Reader(message, cls.kind)
-        if cls.edition is not None and (received := reader.integer(1)) != cls.edition:
-            sentence = f"the message has format {received} and this end {cls.edition}; both ends need the same"
-            raise MalformedMessage(sentence, reason=Reason.WRONG_VERSION)
         decoded: Self = read_fields(reader, cls, place)
         reader.finish()
         return decoded

@@ -13,6 +13,12 @@ from typing import Any, Final
 from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, UnexpectedMessage
 
 WIRE_VERSION: Final = 1
+FORM: Final = 3
+"""Form of this version's messages; any change of their bytes raises it."""
+CHECKED_FORM: Final = 3
+"""The newest form that came with a check. Sessions of earlier forms lack the check, so nobody offers or accepts one."""
+FORMS: Final = range(max(CHECKED_FORM, FORM - 1), FORM + 1)
+"""Forms that this version speaks: its own and the one before, unless that lacks a check."""
 _HEADER = struct.Struct(">4sBH")
 HEADER_BYTES: Final = _HEADER.size
 _MAGIC = b"SAGG"
@@ -103,6 +109,21 @@ class MessageKind(IntEnum):
     GROUP_SUM = 146
     ENCLAVE_COLLATERAL = 147
     ENCLAVE_ENDORSEMENT = 148
+
+
+def require_spoken(form: int, error: type[MalformedMessage | InvalidParameters] = MalformedMessage) -> int:
+    """Return a form of messages that this version speaks.
+
+    Raises:
+        MalformedMessage: it does not, or the error that the caller names.
+    """
+    if form not in FORMS:
+        raise error(
+            f"the session has form {form} of secagg's messages, and this version speaks form "
+            f"{' and '.join(map(str, FORMS))}; use versions of secagg that have a form in common",
+            reason=Reason.WRONG_VERSION,
+        )
+    return form
 
 
 class Writer:

@@ -9,7 +9,9 @@ import { RoundLedger } from "./ledger.js";
 import { HOLDER_POLICY, readOffer, requireHolderPolicy, requireReceipts, upload } from "./one_message.js";
 import { POLICY, PairwiseClient } from "./pairwise.js";
 import { policyOf } from "./thresholds.js";
-import { Refused, as, equal, hash, hex, integer, json, must, requireSubject, unhex, utf8 } from "./wire.js";
+import {
+  FORM, Refused, as, concat, equal, hash, hex, integer, json, must, requireForm, requireSubject, unhex, utf8,
+} from "./wire.js";
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /** @typedef {import("./pairwise.js").Policy & import("./one_message.js").HolderPolicy} Policy */
@@ -75,6 +77,12 @@ export async function contribute(url, values, options = {}) {
   /** @type {bigint | null} */
   let id = null;
   for (;;) {
+    if (description.form !== FORM && identity) {
+      // Its proof tells the server's operator which clients the form excludes.
+      await server.join(description, options);
+      server.leave();
+    }
+    requireForm(description.form);
     requireWanted(description, given, options);
     await ledger.requireOpen(name, { round: description.round, update });
     id = await server.join(description, options);
@@ -249,12 +257,12 @@ function sentenceOf(bytes) {
 // --- Session descriptions -----------------------------------------------------------------------------------
 
 /** Fields of a session description that this client knows. */
-const KNOWN = ["session", "protocol", "mode", "task", "round_number", "answer_bytes", "terms", "must_know"];
+const KNOWN = ["session", "protocol", "mode", "task", "round_number", "answer_bytes", "terms", "must_know", "form"];
 
 /** Read a session description; fields that are not known here are passed over, unless they must be known. @param {string} text */
 export function readDescription(text) {
   const description = json(text, "not_canonical");
-  const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [] } = description;
+  const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [], form } = description;
   must(Array.isArray(must_know), "not_canonical", "this is not a session description");
   must(
     must_know.every((/** @type {any} */ name) => KNOWN.includes(name)),
@@ -265,22 +273,26 @@ export function readDescription(text) {
   must(areTexts && /^[0-9a-f]{32}$/.test(session), "not_canonical", "this is not a session description");
   must(
     /^(0|[1-9][0-9]{0,18})$/.test(round_number) && BigInt(round_number) < 1n << 63n &&
-      Number.isInteger(answer_bytes) && answer_bytes > 0,
-    "not_canonical", "the session description has no round, or no longest answer",
+      [answer_bytes, form].every((value) => Number.isInteger(value) && value > 0),
+    "not_canonical", "the session description has no round, longest answer or form",
   );
   json(terms, "not_canonical");
   /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms as it stands. */
   const said = { session, protocol, mode, task, text: terms };
-  return { ...said, round: BigInt(round_number), terms: readTerms(terms) };
+  return { ...said, form, round: BigInt(round_number), terms: readTerms(terms) };
 }
 
 // --- Requests --------------------------------------------------------------------------------
 
 /** @typedef {{status: number, bytes: Uint8Array, stage: number | null, isJson: boolean}} Reply */
 
+/** The form that this client speaks, at the head of its proof. */
+const SPOKEN = Uint8Array.of(FORM);
+
 /** The Authorization of a client that has a key. @param {string} session @param {Pick<Identity, "id" | "key">} identity */
 export async function authorizationOf(session, { id, key }) {
-  return `Secagg ${id}:${hex(await key.sign("http-proof", unhex(session), integer(id, 8)))}`;
+  const signature = await key.sign("http-proof", unhex(session), integer(id, 8), SPOKEN);
+  return `Secagg ${id}:${hex(concat(SPOKEN, signature))}`;
 }
 
 /** A server, as one client of one session asks it. */
@@ -336,7 +348,7 @@ class Server {
       this.authorization = await authorizationOf(description.session, identity);
       return identity.id;
     }
-    const proof = hex(random(64));
+    const proof = hex(concat(SPOKEN, random(64)));
     if (seat === undefined) {
       const { status, bytes } = await this.ask("POST", "/seats", utf8(proof));
       if (status === FULL || status === OVER) return null;

@@ -10,7 +10,7 @@ import { addMask, gaussian, pieces, placed, shapeOf } from "./lattice.js";
 import { pack, reduce } from "./ring.js";
 import { CHECKS, PRIME, elements, evaluation, interpolation, multiply } from "./sharing.js";
 import {
-  Reader, bind, bytes, choice, concat, decode, equal, flag, hash, header, hex, integer, list, long, must, number,
+  Reader, bind, bytes, choice, concat, decode, equal, flag, hash, header, hex, integer, list, long, messageForm, must, number,
   record, sized, treeRoot, variable,
 } from "./wire.js";
 
@@ -54,6 +54,7 @@ const MOST = Object.freeze({
 
 const OFFER = { record: sized(MOST.message), keys: list(MOST.holders, sized(MOST.message)) };
 const CONFIGURATION = {
+  form: messageForm,
   task: sized(MOST.task),
   layout: sized(MOST.message),
   degree: number(2),

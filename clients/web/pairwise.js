@@ -12,7 +12,7 @@ import { PRIME, deal, fieldElement } from "./shamir.js";
 import { policyOf, requireParameters } from "./thresholds.js";
 import {
   Reader, Refused, allOf, as, bind, bitSet, bytes, choice, commit, concat, decode, equal, flag, hash, header, hex,
-  idsOf, integer, kindOf, list, long, must, number, record, requireSubject, rootFrom, set, sized, tag, toBigInt,
+  idsOf, integer, kindOf, list, long, messageForm, must, number, record, requireSubject, rootFrom, set, sized, tag, toBigInt,
   treeRoot, utf8,
 } from "./wire.js";
 
@@ -52,7 +52,6 @@ const KIND = Object.freeze({
 });
 /** The kind that is expected once the session is over. */
 const OVER = -1;
-const FORMAT = 3;
 const [KEY, DIGEST, SIGNATURE, GRANT] = [32, 32, 64, 72];
 /** Two shares, sealed. */
 const SEALED = 80;
@@ -70,8 +69,7 @@ const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
 // --- The offer -------------------------------------------------------------------------------
 
 const OFFER = {
-  form: (/** @type {Reader} */ reader) =>
-    must(reader.number(1) === FORMAT, "wrong_version", "the offer has another format"),
+  form: messageForm,
   task: sized(MOST.task),
   model: bytes(DIGEST),
   round: long,

@@ -9,6 +9,8 @@ const PREFIX = "secagg/1/";
 const MAGIC = "SAGG";
 const FORMAT = 1;
 const TAG = 8;
+/** Form of the messages that this client speaks. */
+export const FORM = 3;
 
 /** A message, an offer or a request that this client does not accept. */
 export class Refused extends Error {
@@ -241,6 +243,15 @@ export const choice = (choices) => (reader) => {
 
 /** Whether, in a byte. @type {Field<boolean>} */
 export const flag = (reader) => choice(2)(reader) === 1;
+
+/** Refuse a session whose messages have another form. @param {number} form */
+export const requireForm = (form) => must(
+  form === FORM, "wrong_version",
+  `the session has form ${form} of secagg's messages, and this client speaks form ${FORM}; get the server's version`,
+);
+
+/** Form of a session's messages, the first field of what T0 is a digest of. @type {Field<void>} */
+export const messageForm = (reader) => requireForm(reader.number(1));
 
 /** Bytes with their length before them. @param {number} most @returns {Field<Uint8Array>} */
 export const sized = (most) => (reader) => reader.take(reader.count(most));

@@ -169,7 +169,7 @@ def require_accepted(  # noqa: PLR0913 -- the client's requirements and the offe
 
 KEEPS: Final = frozenset(
     (
-        *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations"),
+        *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations", "minimum_form"),
         *("maximum_codeword_bits", "maximum_released_bits", "minimum_codeword_bound", "minimum_root_mean_square"),
         *("sealed_vectors_accepted", "maximum_key_lifetime", "maximum_standing_age"),
     )
@@ -185,6 +185,7 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     Args:
         has_authority: whether the client trusts an authority; False if it relies on noise instead.
     """
+    yield "minimum_form", configuration.message_form, "form {offered} of its messages is below {own}"
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
     if has_authority:

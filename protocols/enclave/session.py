@@ -106,6 +106,7 @@ class EnclaveOptions(ProtocolOptions):
         has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
         tables = subject.tables if has_indices else ()
         configuration = EnclaveConfiguration(
+            message_form=self.message_form,
             task=subject.task,
             suite=self.suite,
             authority=NO_AUTHORITY if authority is None else authority.public_key,

@@ -14,7 +14,7 @@ from secagg.crypto.ring import require_capacity
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import CLIENT_ID_BYTES, CONTEXT_BYTES, AttemptContext, ClientId
 from secagg.parameters import LEAST_COHORT, Suite
-from secagg.wire import MessageKind, Reader, Writer
+from secagg.wire import FORMS, MessageKind, Reader, Writer, require_spoken
 
 from .field import FIELD
 
@@ -46,6 +46,7 @@ class Configuration:
     """T: the server and up to T colluding clients learn only the sum."""
     target: int
     """U: clients that must stay to the end; N - U may drop out."""
+    message_form: int = FORMS[0]
 
     def __post_init__(self) -> None:
         for is_wrong, sentence in (
@@ -62,7 +63,8 @@ class Configuration:
         self.layout.require_whole_steps()
 
     def encode(self) -> bytes:
-        writer = Writer(MessageKind.LIGHT_SECAGG_OFFER).variable(self.task, _MAXIMUM_TASK_BYTES)
+        writer = Writer(MessageKind.LIGHT_SECAGG_OFFER).integer(require_spoken(self.message_form, InvalidParameters), 1)
+        writer.variable(self.task, _MAXIMUM_TASK_BYTES)
         writer.integer(self.round_number, 8).fixed(self.nonce, NONCE_BYTES)
         writer.fixed(self.model_digest, DIGEST_BYTES).fixed(self.application_digest, DIGEST_BYTES)
         writer.integer(list(Suite).index(self.suite), 1).variable(self.layout.encode(), _MAXIMUM_LAYOUT_BYTES)
@@ -73,12 +75,14 @@ class Configuration:
     @classmethod
     def decode(cls, message: bytes) -> Configuration:
         reader = Reader(message, MessageKind.LIGHT_SECAGG_OFFER)
+        form = require_spoken(reader.integer(1))
         task, number, nonce = reader.variable(_MAXIMUM_TASK_BYTES), reader.integer(8), reader.fixed(NONCE_BYTES)
         model, application, suite = reader.fixed(DIGEST_BYTES), reader.fixed(DIGEST_BYTES), reader.integer(1)
-        layout, numbers = reader.variable(_MAXIMUM_LAYOUT_BYTES), [reader.integer(4) for _ in range(3)]
+        layout, (n, t, u) = reader.variable(_MAXIMUM_LAYOUT_BYTES), (reader.integer(4) for _ in range(3))
         reader.finish()
         try:
-            return cls(task, number, nonce, model, application, list(Suite)[suite], Layout.decode(layout), *numbers)
+            suited = list(Suite)[suite], Layout.decode(layout)
+            return cls(task, number, nonce, model, application, *suited, n, t, u, form)
         except (InvalidParameters, IndexError, UnexpectedMessage) as error:
             raise MalformedMessage(f"the offer is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 

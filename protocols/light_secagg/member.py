@@ -18,7 +18,7 @@ Held = TypeVar("Held")
 _HANDLE_BYTES: Final = 16
 KEEPS: Final = frozenset(
     (
-        *("suites", "modes", "minimum_cohort", "assumed_corrupted"),
+        *("minimum_form", "suites", "modes", "minimum_cohort", "assumed_corrupted"),
         *("minimum_modulus_bits", "maximum_length", "maximum_population"),
     )
 )
@@ -27,6 +27,7 @@ KEEPS: Final = frozenset(
 
 def compared(configuration: Configuration) -> Iterator[Compared]:
     """Yield the values that a client's policy limits."""
+    yield "minimum_form", configuration.message_form, "form {offered} of its messages is below {own}"
     yield "modes", SecurityMode.SEMI_HONEST, "LightSecAgg holds only against a server that follows the protocol"
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.target, "a cohort of {offered} is below {own}"

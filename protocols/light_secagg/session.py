@@ -72,6 +72,7 @@ class LightSecAggOptions(ProtocolOptions):
             population=population,
             privacy=privacy,
             target=target,
+            message_form=self.message_form,
         )
 
 

@@ -23,7 +23,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, draw_exactly
-from secagg.declared import Message, choice, encoded, fixed, nested, repeated, unsigned, variable
+from secagg.declared import MESSAGE_FORM, Message, choice, encoded, fixed, nested, repeated, unsigned, variable
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import AttemptContext, HolderId, Party
 from secagg.parameters import SecurityMode, Suite
@@ -35,7 +35,7 @@ from secagg.session.certificates import (
     Standing,
     verify_signature,
 )
-from secagg.wire import MessageKind
+from secagg.wire import FORMS, MessageKind
 
 from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
 
@@ -53,7 +53,7 @@ KEEPS: Final = frozenset(
     (
         *("suites", "modes", "authority", "maximum_key_lifetime", "minimum_holders", "assumed_corrupted_holders"),
         *("assumed_corrupted", "minimum_cohort", "minimum_modulus_bits", "maximum_length", "maximum_population"),
-        *("minimum_security_bits", "maximum_standing_age"),
+        *("minimum_security_bits", "minimum_form", "maximum_standing_age"),
     )
 )
 """Names of the policy's limits that this protocol enforces; the last one not in ``compared``."""
@@ -311,6 +311,7 @@ class Configuration(Message):
     """Layout, masks and counting rules of a sum; with the epoch, everything that the parties agree on."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_CONFIGURATION
+    message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_BYTES)]
     parameters: Annotated[Parameters, nested(Parameters)]
@@ -387,6 +388,7 @@ class Agreement:
     def compared(self, now: datetime) -> Iterator[Compared]:
         """Yield the values that a client's policy limits."""
         record, configuration = self.record, self.configuration
+        yield "minimum_form", configuration.message_form, "form {offered} of its messages is below {own}"
         yield "suites", record.suite, "suite {offered} is not accepted"
         yield "modes", record.mode, "mode {offered} is not accepted"
         if record.mode is SecurityMode.ACTIVE:

@@ -26,7 +26,7 @@ from secagg.session.registry import ProtocolOptions
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import FORMS, MessageKind, message_kind
 
 from .configuration import (
     NO_KEY,
@@ -213,6 +213,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
     bounds: Sequence[Bounds] | None = None,
     noise: NoiseSettings = NO_NOISE,
     standing: Standing = NO_STANDING,
+    message_form: int = FORMS[0],
 ) -> Offer:
     """Make an offer from an epoch's record, its holders' keys, and the subject of the sum.
 
@@ -225,6 +226,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
         record=record.encode(),
         keys=tuple(keys),
         configuration=Configuration(
+            message_form=message_form,
             task=subject.task,
             layout=subject.layout,
             parameters=parameters,
@@ -334,6 +336,7 @@ def _tally(subject: Subject, settings: OneMessageOptions, capacity: int, helpers
         bounds=settings.bounds,
         noise=settings,
         standing=helpers.standing,
+        message_form=settings.message_form,
     )
     noise_of(offer.configuration, settings)
     return Tally(offer, helpers.coins)

@@ -19,7 +19,7 @@ from secagg.contract.layout import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import KEY_LIMIT_BYTES, SEGMENT_BYTES, segment_count
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.declared import At, Field, Message, Sizing, choice, encoded, fixed, nested, unsigned, variable
+from secagg.declared import MESSAGE_FORM, At, Field, Message, Sizing, choice, encoded, fixed, nested, unsigned, variable
 from secagg.errors import (
     InternalError,
     InvalidParameters,
@@ -32,7 +32,7 @@ from secagg.errors import (
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party, SessionContext
 from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite
 from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
-from secagg.wire import MessageKind, Reader
+from secagg.wire import FORMS, MessageKind, Reader
 
 from .graph import (
     LEAST_DEGREE,
@@ -55,8 +55,6 @@ OPENING_BYTES: Final = 32
 LEAST_CHECK_WORDS: Final = 8
 _CHECK_BITS = 64
 """The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
-FORMAT_VERSION: Final = 3
-"""Format of the messages of this protocol: 3 since every upload counts once."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -65,7 +63,7 @@ KEEPS: Final = frozenset(
     (
         *("suites", "modes", "topologies", "maximum_degree", "minimum_cohort", "minimum_threshold"),
         *("minimum_modulus_bits", "maximum_length", "maximum_population", "assumed_corrupted", "privacy_bits"),
-        "maximum_standing_age",
+        *("minimum_form", "maximum_standing_age"),
     )
 )
 """Names in a client's policy that this protocol keeps; the last ones not by ``compared``."""
@@ -80,7 +78,7 @@ class SessionConfiguration(Message):
     """Everything that the parties of one attempt agree on; make one with ``plan_session``."""
 
     kind: ClassVar = MessageKind.SESSION_OFFER
-    edition: ClassVar = FORMAT_VERSION
+    message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     """Training task, as the platform names it."""
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
@@ -249,6 +247,7 @@ class SessionConfiguration(Message):
 
     def compared(self) -> Iterator[Compared]:
         """Yield what a client's policy is compared with, whatever the number of advertisers."""
+        yield "minimum_form", self.message_form, "form {offered} of its messages is below {own}"
         yield "suites", self.suite, "suite {offered} is not among {own}"
         yield "modes", self.mode, "mode {offered} is not among {own}"
         yield "topologies", self.topology, "a {offered} graph is not among {own}"

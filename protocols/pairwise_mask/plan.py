@@ -222,6 +222,7 @@ def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
         raise InvalidParameters(f"{error}. {settings.stands(population)}; plan for fewer, or invite more") from None
     opening = bytes(draw_exactly(OPENING_BYTES, coins))
     configuration = SessionConfiguration(
+        message_form=settings.message_form,
         task=subject.task,
         model_digest=subject.model_digest or NO_DIGEST,
         round_number=subject.round_number,

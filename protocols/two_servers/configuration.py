@@ -20,6 +20,7 @@ from secagg.contract.layout import IndexSegment, Layout, Payload, RingSegment, R
 from secagg.crypto.labels import Label, bind
 from secagg.declared import (
     FLAG,
+    MESSAGE_FORM,
     Field,
     Message,
     choice,
@@ -39,7 +40,7 @@ from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind, clip_into, require_variance
 from secagg.privacy.rounding import room_for_noise
 from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
-from secagg.wire import MessageKind
+from secagg.wire import FORMS, MessageKind
 
 from .point_functions.lanes import MODULI, LaneField, LaneGroup, RingLanes
 from .point_functions.one_hot_proof import CheckShape
@@ -65,7 +66,7 @@ _VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
 KEEPS: Final = frozenset(
     (
         *("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length"),
-        "maximum_standing_age",
+        *("minimum_form", "maximum_standing_age"),
     )
 )
 """Names of the policy's limits that this protocol enforces (the last one not in ``compared``); it trusts no server."""
@@ -150,6 +151,7 @@ class IndexingConfiguration(Message):
     """Configuration of a task: everything on which the clients and both servers agree."""
 
     kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
+    message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     suite: Annotated[Suite, choice(tuple(Suite))]
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
@@ -225,6 +227,7 @@ class IndexingConfiguration(Message):
 
     def compared(self) -> Iterator[Compared]:
         """Yield the values that a client's policy limits."""
+        yield "minimum_form", self.message_form, "form {offered} of its messages is below {own}"
         yield "suites", self.suite, "suite {offered} is not accepted"
         yield "sharings", self.mode, "mode {offered.name} is not accepted"
         yield "authority", self.authority, "clients are certified by another authority than this client's"

@@ -105,6 +105,7 @@ def configure(
     rejections = settings.maximum_rejections
     noise = require_held(settings, subject.layout, maximum_cohort)
     configuration = IndexingConfiguration(
+        message_form=settings.message_form,
         task=subject.task,
         suite=settings.suite,
         authority=helpers.authority,

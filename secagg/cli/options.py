@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from secagg.errors import InvalidParameters
 from secagg.session.registry import names, require_name
+from secagg.wire import FORMS
 
 from . import spreading
 
@@ -359,6 +360,13 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         help="invite the K-th of N groups of them, and write its sum to --out; `secagg add` adds those of all groups",
     )
     more.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
+    more.add_argument(
+        "--form",
+        type=int,
+        default=FORMS[0],
+        metavar="N",
+        help="form of messages; clients that do not speak it are excluded (default: %(default)s)",
+    )
     more.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
     more.add_argument(
         "--metrics-token",

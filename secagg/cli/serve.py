@@ -382,7 +382,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     from secagg.platforms.settings import ENCLAVE, PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
-    alike: dict[str, Any] = {f"{PREFIX}protocol": options.protocol}
+    alike: dict[str, Any] = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}form": options.form}
     parts, idle = {""}, tuple[str, ...]()
     if options.model is None:
         alike[f"{PREFIX}weighting"] = "uniform"
@@ -392,8 +392,8 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         parts, idle, why = {"", "updates"}, (*_OF_ROUNDS, "clip"), "--clip cuts changes, and one sum has no rounds"
     if twice := sorted((alike.keys() - {f"{PREFIX}clip"}) & given.keys()):
         raise InvalidParameters(
-            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol chooses the protocol, and only clients "
-            "of --model weigh by their examples"
+            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol and --form choose these, and only "
+            "clients of --model weigh by their examples"
         )
     used = {
         name.replace("_", "-"): each.option.part in parts and name not in idle
@@ -582,6 +582,7 @@ class _Sum:
             answer_bytes=self._longest_answer(subject.layout.payload_bytes),
             terms=self.terms,
             mode=self._mode,
+            form=self.settings.form,
         )
         if (length := len(description.encode())) > DESCRIPTION_BYTES:
             raise InvalidParameters(
@@ -642,7 +643,8 @@ class _Sum:
         self._planned(number)
         # Those of a model hold a seed, which the session keeps.
         terms, own = ({**each, "parameters": None} for each in (description.terms, self.terms))
-        return (description.protocol, description.task, number, description.mode, terms) == (*given, own)
+        said = (description.protocol, description.task, number, description.mode, description.form, terms)
+        return said == (*given, self.settings.form, own)
 
     @property
     def _mode(self) -> str:

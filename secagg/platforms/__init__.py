@@ -50,6 +50,7 @@ class Left(StrEnum):
     """Code that tells the server why a client left; independent of data."""
 
     TERMS = "terms"
+    VERSION = "version"
     LEFT = "left"
     FOREIGN = "foreign"
     """The reply is none of this protocol's."""
@@ -57,6 +58,7 @@ class Left(StrEnum):
 
 ADVICE: Final[Mapping[Left, str]] = {
     Left.TERMS: "the session is weaker than their policy accepts, or not what they were told; their own logs say why",
+    Left.VERSION: "they do not speak the round's form of messages (secagg-form); install a newer secagg there",
     Left.LEFT: "their own logs say why",
     Left.FOREIGN: "their app failed, or it answered without secure aggregation",
 }
@@ -66,7 +68,9 @@ ADVICE: Final[Mapping[Left, str]] = {
 def code_of(error: Exception) -> Left:
     """Return the code that the server receives for an error; ``terms`` errors are raised before data are read."""
     match error.reason if isinstance(error, SecAggError) else None:
-        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.WRONG_VERSION | Reason.PARAMETER_OUT_OF_RANGE:
+        case Reason.WRONG_VERSION:
+            return Left.VERSION
+        case Reason.BELOW_FLOOR | Reason.LAYOUT_MISMATCH | Reason.PARAMETER_OUT_OF_RANGE:
             return Left.TERMS
         case _:
             return Left.LEFT

@@ -54,7 +54,7 @@ from . import LOG
 from .client_node import ClientNode
 from .plugs import NodeSide, plug_of
 from .schemes import COARSE, FINER, norms_in_steps
-from .terms import Record, Terms, record_of, require_metrics
+from .terms import NEWEST_FORM, Record, Terms, record_of, require_metrics
 
 _NARROW = 2.0**-8
 """Twice the largest rounding error of bfloat16, relative to a value."""
@@ -379,5 +379,5 @@ class NodeRound:
             LOG.warning("%s: %s", session.client, fault)
         LOG.debug("%s: answered a message of round %d", session.client, self.terms.round_number)
         key = None if self.identity is None else self.identity.signing_key
-        signature = b"" if key is None else key.sign(Label.PLATFORM_ANSWER, self.terms.digest, answer)
+        signature = b"" if key is None else key.sign(Label.PLATFORM_ANSWER, self.terms.digest, NEWEST_FORM, answer)
         return record_of(answer, session.client, signature=signature)

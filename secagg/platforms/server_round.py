@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +25,17 @@ from secagg.session.run import Limits, Patience
 
 from . import LOG, Left, StageCount
 from .round_task import RoundTask
-from .terms import Record, client_in, malformed, message_in, record_bytes, record_of, signature_in
+from .terms import (
+    NEWEST_FORM,
+    Record,
+    client_in,
+    malformed,
+    message_in,
+    newest_form_in,
+    record_bytes,
+    record_of,
+    signature_in,
+)
 
 Node = TypeVar("Node", bound=Hashable)
 _LEAST_PATIENCE: Final = 5.0
@@ -39,12 +50,15 @@ class Answer:
     client: ClientId
     """The client that the node claims to be."""
     signature: bytes
-    """The client's signature over the terms and the message."""
+    """The client's signature over the terms, the form and the message."""
     size: int
+    newest_form: bytes = NEWEST_FORM
+    """Newest form of messages that the client speaks, in a byte."""
 
     @classmethod
     def of(cls, record: object) -> Answer:
-        return cls(message_in(record), client_in(record), signature_in(record), record_bytes(record))
+        parts = message_in(record), client_in(record), signature_in(record)
+        return cls(*parts, record_bytes(record), newest_form_in(record))
 
 
 Reply = Callable[[], Answer | Left | None]
@@ -78,6 +92,7 @@ class ServerRound(ABC, Generic[Node]):
         self._first, self._training, self._training_patience = first, training, training_patience
         self._nodes = dict[ClientId, Node]()
         self._own = dict[Node, ClientId]()
+        self._forms = dict[ClientId, int]()
         self._answered = set[Node]()
         """Nodes whose answer to the stage counts."""
         self._awaited = 0
@@ -151,6 +166,9 @@ class ServerRound(ABC, Generic[Node]):
                 held.answered(self._answered)
             self.stages.append((stage.name, count))
             LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
+            if is_first:
+                spoken = ", ".join(f"{form}: {n}" for form, n in sorted(Counter(self._forms.values()).items()))
+                LOG.info("clients by the newest form of messages that they speak: %s", spoken or "none")
             for sentence in count.advice:
                 LOG.warning("%s", sentence)
             try:
@@ -209,6 +227,7 @@ class ServerRound(ABC, Generic[Node]):
             LOG.warning("node %s is excluded: %s%s", node, str(error), f" (to blame: {culprits})" if culprits else "")
             return
         self._nodes[client] = node
+        self._forms[client] = answer.newest_form[0]
         self._answered.add(node)
         count.received += 1
 
@@ -231,7 +250,8 @@ class ServerRound(ABC, Generic[Node]):
             if client not in roster.clients:
                 raise not_eligible(client, "is not on the roster; hand out a new one, or remove the node")
             key = roster.certificates[client].public_key
-            verify_signature(key, answer.signature, Label.PLATFORM_ANSWER, self._about, answer.message)
+            parts = self._about, answer.newest_form, answer.message
+            verify_signature(key, answer.signature, Label.PLATFORM_ANSWER, *parts)
         if self._nodes.get(client, node) != node:
             raise not_eligible(client, "is answered for by two nodes; give each node a key of its own")
         return client

@@ -17,6 +17,7 @@ from secagg.options import Options, declared, escaped, option, spelled, suggesti
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted, usual_dropped
 from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseOptions, Topology
 from secagg.session import registry
+from secagg.wire import FORMS
 
 PREFIX: Final = "secagg-"
 PAIRWISE: Final = "pairwise"
@@ -72,6 +73,7 @@ class SecAggSettings(Options):
     """Default: ``sparse``, or ``full`` if no sparse graph of few clients tolerates the dropouts."""
     suite: Annotated[str | None, option("key agreement and ciphers", choices=tuple(SUITES))] = None
     """Default: ``hybrid`` for the enclave, the epoch's suite for one message, otherwise ``classic``."""
+    form: Annotated[int, registry.OF_FORM] = FORMS[0]
     threshold: Annotated[float, option("share of clients that must stay; 0: planned", minimum=0, maximum=1)] = 0.0
     """See ``usual_dropped``."""
     minimum_cohort: Annotated[
@@ -452,6 +454,7 @@ class SecAggSettings(Options):
         """Return the settings of the protocol for this number of invited clients."""
         tolerated = self.tolerated_dropouts(invited)
         facts: dict[str, Any] = {
+            "message_form": self.form,
             "population": invited,
             "corrupted": self.corrupted_of(invited),
             "maximum_cohort": invited,

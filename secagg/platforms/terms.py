@@ -13,9 +13,11 @@ from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.identifiers import CLIENT_ID_BYTES, ClientId
 from secagg.session.roles import Subject
+from secagg.wire import FORM
 
 from .schemes import norms_in_steps
 
+NEWEST_FORM: Final = bytes([FORM])
 RECORD: Final = "secagg"
 """Name of the protocol's record at both ends of a platform."""
 Record = dict[str, str | bytes]
@@ -106,10 +108,10 @@ class Terms:
 def record_of(
     message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
 ) -> Record:
-    """Return the record of one protocol message; an answer names its client, which signs it if it has a key."""
+    """Return the record of one protocol message; an answer names its client, and the newest form that it speaks."""
     record: Record = {"message": message}
     if client is not None:
-        record |= {"client": client.encode(), "signature": signature}
+        record |= {"client": client.encode(), "signature": signature, "newest_form": NEWEST_FORM}
     if terms is not None:
         record |= terms.record
     return record
@@ -129,6 +131,14 @@ def client_in(record: object) -> ClientId:
     if not isinstance(named, bytes) or len(named) != CLIENT_ID_BYTES:
         raise malformed("client")
     return ClientId(int.from_bytes(named, "big"))
+
+
+def newest_form_in(record: object) -> bytes:
+    """Return the newest form of messages that the client of an answer speaks, in one byte; it is signed with it."""
+    found = _field(record, "newest_form")
+    if not isinstance(found, bytes) or len(found) != 1:
+        raise malformed("newest_form")
+    return found
 
 
 def signature_in(record: object) -> bytes:

@@ -23,6 +23,7 @@ from secagg.parameters import (
     require_members,
     usual_corrupted,
 )
+from secagg.wire import CHECKED_FORM, FORM
 
 Compared = tuple[str, Any, str]
 """Name in the policy, offered value, and the sentence that refuses it, with ``{offered}`` and ``{own}``."""
@@ -146,6 +147,8 @@ class ClientPolicy:
     server_keys: Annotated[tuple[bytes, bytes] | None, Pinned("public keys of two servers that do not collude", 2)] = (
         None
     )
+    minimum_form: Annotated[int, minimum(1, "minimum form of messages", FORM)] = CHECKED_FORM
+    """Earlier forms lack a check; a server, or whoever is between, could choose one to be rid of it."""
     minimum_cohort: Annotated[int, minimum(LEAST_COHORT, "minimum number of clients in a sum", _MOST_CLIENTS)] = 3
     minimum_threshold: Annotated[int, minimum(LEAST_THRESHOLD, "minimum number of shares that open a secret")] = 2
     minimum_modulus_bits: Annotated[int, minimum(1, "minimum width of a ring, in bits", 64)] = 4

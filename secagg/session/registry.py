@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Prot
 from secagg.errors import InvalidParameters, Misuse
 from secagg.options import Options, declared, option, spelled, suggestion
 from secagg.parameters import LEAST_COHORT, Suite
+from secagg.wire import FORMS
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -65,6 +66,9 @@ class Simulate(Protocol):
         ...
 
 
+OF_FORM: Final = option("form of messages; excludes clients without it", minimum=FORMS[0], maximum=FORMS[-1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProtocolOptions(Options):
     """Options of one protocol. What follows from the cohort is None, or its facts, until a cohort is planned for."""
@@ -72,6 +76,7 @@ class ProtocolOptions(Options):
     protocol: ClassVar[str] = ""
     """Name of the protocol that has them."""
     suite: Annotated[Suite, option("key agreement and ciphers")] = Suite.CLASSIC
+    message_form: Annotated[int, OF_FORM] = FORMS[0]
     minimum_cohort: Annotated[
         int | None, option("clients below which nothing is released", minimum=LEAST_COHORT, maximum=(1 << 32) - 1)
     ] = None

@@ -22,6 +22,7 @@ from secagg.transport.exchange import Answer
 from secagg.transport.keeping import ClientProgress, ClientStore
 from secagg.transport.proof import Prover, header_of
 from secagg.transport.tls import client_context, is_loopback
+from secagg.wire import require_spoken
 
 try:
     import httpx
@@ -299,10 +300,16 @@ class _Part:
                 is_last=False,
                 suspended=b"",
             )
+        self.requests.enter(description.session, header_of(self.prover.client, progress.proof))
+        try:
+            require_spoken(description.form)
+        except MalformedMessage:
+            # The proof tells the server's operator which clients this form leaves out.
+            await self.requests.try_once("DELETE", "/client")
+            raise
         if not progress.answer:
             # A client that refuses the description has claimed no name yet, and may return with other options.
             self.session = await asyncio.to_thread(self.join, description, None)
-        self.requests.enter(description.session, header_of(self.prover.client, progress.proof))
         try:
             last = await self._exchange(description, progress)
         except SecAggError:

@@ -50,6 +50,7 @@ def counters() -> Metrics:
     metrics.counter("secagg_answer_bytes_total", "Bytes of answers that were read.")
     metrics.histogram("secagg_stage_seconds", "Seconds that stages were open, by stage.", _STAGE_SECONDS)
     metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
+    metrics.counter("secagg_clients_total", "Clients of sessions, by the newest form of messages that they speak.")
     metrics.gauge("secagg_disk_wait_seconds", "Seconds for which a disk has not taken what is written.")
     metrics.counter("secagg_strangers_total", "Requests that did not prove who they are from.")
     return metrics

@@ -14,6 +14,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.labels import Label, bind
 from secagg.errors import InvalidParameters, MalformedMessage, Reason
 from secagg.session.run import Limits
+from secagg.wire import FORMS
 
 NAME_BYTES: Final = 16
 DESCRIPTION_BYTES: Final = 1 << 20
@@ -76,11 +77,13 @@ class SessionDescription:
     """Whether clients trust the server to follow the protocol or, in ``active`` mode, keys certified by others."""
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
+    form: int = FORMS[0]
+    """Form of the session's messages, as its offer has it; a client that does not speak it says so and leaves."""
     must_know: tuple[str, ...] = ()
     """Fields that a client of another version must not ignore; it ignores all other unknown fields."""
 
     def __post_init__(self) -> None:
-        texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes")
+        texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes", "form")
         kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int) | {"terms": dict}
         for name, kind in kinds.items():
             if type(getattr(self, name)) is not kind:
@@ -114,7 +117,7 @@ class SessionDescription:
                 )
             known: dict[str, Any] = {name: given[name] for name in cls.__slots__ if name in given}
             known["round_number"], known["terms"] = int(given["round_number"]), json.loads(given["terms"])
-            known["must_know"] = needed
+            known["must_know"], known["form"] = needed, given["form"]
             description = cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedMessage(

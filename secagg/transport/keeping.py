@@ -14,7 +14,6 @@ from secagg.crypto.secret import Secret
 from secagg.declared import FLAG, Message, fixed, unsigned, variable
 from secagg.errors import InvalidParameters, Misuse, PeerError
 from secagg.identifiers import ClientId
-from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.durable import (
     append_whole,
     claim,
@@ -28,6 +27,7 @@ from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 
 from .description import DESCRIPTION_BYTES, NAME_BYTES, SessionDescription
+from .proof import PROOF_BYTES
 
 _MOST: Final = (1 << 32) - 1
 _DIGEST_BYTES: Final = 32
@@ -109,7 +109,7 @@ class ClientProgress(Message):
 
     kind = MessageKind.HTTP_CLIENT_RECORD
     session: Annotated[bytes, fixed(NAME_BYTES)]
-    proof: Annotated[bytes, fixed(SIGNATURE_BYTES)] = field(repr=False)
+    proof: Annotated[bytes, fixed(PROOF_BYTES)] = field(repr=False)
     stage: Annotated[int, unsigned(2)]
     answer: Annotated[bytes, variable(_MOST)] = field(repr=False)
     is_last: Annotated[bool, FLAG]

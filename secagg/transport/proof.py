@@ -1,8 +1,9 @@
 """Authentication of requests: a client makes one proof per session, and the server checks it in every request.
 
-    Authorization: Secagg <client>:<128 hexadecimal digits>
+    Authorization: Secagg <client>:<130 hexadecimal digits>
 
-A client with a certified key signs the name of the session; no one else can, and no other session accepts the proof.
+A client with a certified key signs the name of the session and the newest form of messages that it speaks; no one else
+can, and no other session accepts the proof.
 Without keys, a name belongs to the first client that claims it: this is sound only among clients that mutual TLS has
 authenticated.
 """
@@ -23,11 +24,14 @@ from secagg.crypto.secret import Confined
 from secagg.errors import AuthenticationFailed, InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.session.certificates import SIGNATURE_BYTES, Authority, Certificate, SigningKey, VerifiedIdentity
+from secagg.wire import FORM
 
 from .tls import is_loopback
 
 SCHEME: Final = "Secagg"
-_HEADER: Final = re.compile(rf"{SCHEME} (0|[1-9][0-9]{{0,19}}):([0-9a-f]{{{2 * SIGNATURE_BYTES}}})", re.ASCII)
+PROOF_BYTES: Final = 1 + SIGNATURE_BYTES
+"""The newest form that the client speaks, and a signature."""
+_HEADER: Final = re.compile(rf"{SCHEME} (0|[1-9][0-9]{{0,19}}):([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,256}", re.ASCII)
 _IDS: Final = 1 << 64
 _NAMES: Final = 1 << 16
@@ -44,8 +48,10 @@ class Prover(Confined):
     def proof(self, session: str) -> bytes:
         """Return the proof for a session; without a key, a different one each time."""
         if self._key is None:
-            return bytes(self._coins.draw(SIGNATURE_BYTES))
-        return self._key.sign(Label.HTTP_PROOF, bytes.fromhex(session), self.client.encode())
+            return bytes([FORM]) + bytes(self._coins.draw(SIGNATURE_BYTES))
+        return bytes([FORM]) + self._key.sign(
+            Label.HTTP_PROOF, bytes.fromhex(session), self.client.encode(), bytes([FORM])
+        )
 
     def __repr__(self) -> str:
         return f"<Prover of {self.client}>"
@@ -114,7 +120,8 @@ class Certified:
             return compare_digest(good[1], proof)  # Ed25519 as here gives one signature for one statement.
         try:
             identity: VerifiedIdentity = self._authority.verify(self._certificates[client])
-            identity.verify(proof, Label.HTTP_PROOF, bytes.fromhex(session), client.encode())
+            form, signature = proof[:1], proof[1:]
+            identity.verify(signature, Label.HTTP_PROOF, bytes.fromhex(session), client.encode(), form)
         except (KeyError, AuthenticationFailed):
             return False
         self._good[client] = session, proof

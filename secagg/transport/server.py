@@ -21,7 +21,6 @@ from typing import Any, Final
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
-from secagg.session.certificates import SIGNATURE_BYTES
 from secagg.session.roles import Released, ServerSession, Subject
 from secagg.session.run import CONTENT_TYPE, Metrics
 
@@ -30,7 +29,7 @@ from .description import BACK_SECONDS, STAGE_HEADER, TASK, SessionDescription, W
 from .exchange import Answer, Verdict
 from .keeping import ServerStore
 from .places import cut_short
-from .proof import Admission, FirstCome, Operators, read_header
+from .proof import PROOF_BYTES, Admission, FirstCome, Operators, read_header
 
 try:
     from starlette.applications import Starlette
@@ -65,7 +64,7 @@ _NO_OPERATOR: Final = Verdict(
     Answer.STRANGER,
     "this is for the server's machine, or for the token of --metrics-token: Authorization: Bearer TOKEN",
 )
-_PROOF_DIGITS: Final = 2 * SIGNATURE_BYTES
+_PROOF_DIGITS: Final = 2 * PROOF_BYTES
 _PROOF: Final = re.compile(rb"[0-9a-f]{%d}" % _PROOF_DIGITS)
 _PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -323,8 +322,10 @@ class SumServer:
         TASK.set(conductor.description.task)  # In the log, of this request.
         if (prove := request.scope.get("proved")) is not None:
             prove(conductor.description.task, self.limits.connections)  # Its connection is authenticated from here on.
-        if conductor.is_running:
-            self._members.setdefault(name, set()).add(_digest_of(request))
+        known, own = self._members.setdefault(name, set()), _digest_of(request)
+        if conductor.is_running and own not in known:
+            known.add(own)
+            self.metrics.add("secagg_clients_total", newest_form=str(sender[1][0]), task=conductor.description.task)
         return conductor, sender[0]
 
     def _told_of(self, request: Request, verdict: Verdict) -> Response:

@@ -8,6 +8,4 @@ from secagg.declared import Declared, fields_of
 def table_of(declared: Declared) -> str:
     """Return the table of a message's bytes for the README."""
     rows = [f"| {name} | {field.row} |\n" for name, field in fields_of(declared).items()]
-    if getattr(declared, "edition", None) is not None:
-        rows.insert(0, f"| form | 1: {declared.edition} |\n")
     return "| field | bytes |\n|---|---|\n" + "".join(rows)

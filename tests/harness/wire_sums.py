@@ -30,7 +30,7 @@ MODEL = bytes(32)
 SUBJECT = Subject(task=b"a task", round_number=3, layout=LAYOUT, capacity=1 << 20, model_digest=MODEL)
 CLIENTS = tuple(ClientId(number) for number in range(1, 6))
 ANSWER_BYTES = 1000
-PROOF = bytes(64)
+PROOF = bytes([3]) + bytes(64)
 
 
 def quick_limits(

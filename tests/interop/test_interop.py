@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg import wire
 from secagg.cli.shared import plan_of
 from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label
@@ -40,20 +41,39 @@ FOLDER = generate_interop.FOLDER
 LEAST_REFUSALS = 300
 MOST_BYTES = 3_000_000
 Case = dict[str, Any]
-FILES = sorted(f"{file.parent.name}/{file.stem}" for file in FOLDER.glob("*/*.json"))
+
+
+def files_of(root: Path) -> list[str]:
+    """Return the files of all forms that this version speaks, each as FORM/STEP/NAME."""
+    return sorted(
+        f"{form}/{file.parent.name}/{file.stem}" for form in wire.FORMS for file in (root / str(form)).glob("*/*.json")
+    )
+
+
+FILES = files_of(FOLDER.parent)
 
 
 @cache
 def read(name: str) -> Case:
-    found: Case = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    found: Case = json.loads((FOLDER.parent / f"{name}.json").read_text(encoding="utf-8"))
+    form = name.partition("/")[0]
+    for case in found.get("cases", []):
+        if "before" in case:
+            case["session"] = f"{form}/{case['session']}"
+    found["form"] = int(form)
     if "messages" in found:
         found["messages"] = {said: "".join(part for _, part in parts) for said, parts in found["messages"].items()}
         found["operations"] = found["steps"]
     return found
 
 
+def files_in(*steps: str) -> list[str]:
+    return [name for name in FILES if name.split("/", 1)[1].startswith(steps)]
+
+
 def of(*names: str) -> list[Any]:
-    return [pytest.param(case, id=f"{name}-{at}") for name in names for at, case in enumerate(read(name)["cases"])]
+    found = files_in(*names)
+    return [pytest.param(case, id=f"{name}-{at}") for name in found for at, case in enumerate(read(name)["cases"])]
 
 
 def secret(text: str) -> Secret:
@@ -135,7 +155,7 @@ def play_codes(case: Case) -> None:
 def play_proofs(case: Case) -> None:
     client, proof = read_header(case["authorization"]) or pytest.fail("it was not read")
     identity = VerifiedIdentity(client, SigningKey(secret(case["seed"])).public_key)
-    identity.verify(proof, Label.HTTP_PROOF, bytes.fromhex(case["session"]), client.encode())
+    identity.verify(proof[1:], Label.HTTP_PROOF, bytes.fromhex(case["session"]), client.encode(), proof[:1])
     assert str(client.value) == case["id"]
 
 
@@ -157,7 +177,7 @@ def test_every_small_case_is_taken(name: str, tmp_path: Path) -> None:
 # --- Sessions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("pairwise/")])
+@pytest.mark.parametrize("name", files_in("pairwise/"))
 def test_a_session_of_pairwise_masks(name: str) -> None:
     replay = Replay(read(name))
     for step in read(name)["steps"]:
@@ -165,7 +185,7 @@ def test_a_session_of_pairwise_masks(name: str) -> None:
     assert replay.result == read(name)["result"]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("one_message/")])
+@pytest.mark.parametrize("name", files_in("one_message/"))
 def test_a_sum_of_one_message(name: str) -> None:
     vector = read(name)
     play = one_message_play.Play(vector)
@@ -279,11 +299,19 @@ def test_a_refused_text(case: Case, tmp_path: Path) -> None:
 
 def test_the_generator_writes_the_suite_as_it_is() -> None:
     made = dict(generate_interop.suite())
-    assert sorted(made) == FILES
+    assert sorted(f"{wire.FORM}/{name}" for name in made) == [name for name in FILES if name[0] == str(wire.FORM)]
     for name, vector in made.items():
         assert (FOLDER / f"{name}.json").read_text(encoding="utf-8") == generate.to_text(vector), name
 
 
+def test_the_suites_of_all_spoken_forms_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in (1, 2, 3):
+        (tmp_path / f"{form}/bind").mkdir(parents=True)
+        (tmp_path / f"{form}/bind/sets.json").touch()
+    monkeypatch.setattr(wire, "FORMS", range(2, 4))
+    assert files_of(tmp_path) == ["2/bind/sets", "3/bind/sets"]
+
+
 def test_the_suite_is_small_and_refuses_much() -> None:
     assert sum(file.stat().st_size for file in FOLDER.glob("**/*")) < MOST_BYTES
-    assert sum(len(read(name)["cases"]) for name in FILES if name.startswith("refusals/")) >= LEAST_REFUSALS
+    assert sum(len(read(name)["cases"]) for name in files_in("refusals/")) >= LEAST_REFUSALS

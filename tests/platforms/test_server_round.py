@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from secagg.identifiers import ClientId
 from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving, needing
 from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
-from secagg.platforms.terms import Record
+from secagg.platforms.terms import NEWEST_FORM, Record, record_of
 from secagg.session.certificates import Certificate, SigningKey, issue_certificate
 from secagg.session.identities import Roster
 from secagg.session.roles import Participation, ServerSession, Stage
@@ -265,6 +265,27 @@ def test_an_error_without_a_timeout_names_none() -> None:
         Round(Task(Few()), talk).carried(NODES)
 
 
+def test_the_operator_sees_who_speaks_what_and_whom_a_form_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    def talk(carried: Round, _: Stage, messages: Mapping[str, bytes]) -> None:
+        for node in messages:
+            newest = bytes([4 if node == "a" else 3])
+            carried.says(node, Left.VERSION if node == "b" else replace(plain(), newest_form=newest))
+
+    with caplog.at_level(logging.INFO):
+        Round(Task(), talk).carried(NODES)
+    assert "clients by the newest form of messages that they speak: 3: 1, 4: 1" in caplog.text
+    assert caplog.text.count("newest form") == 1, "once a round"
+    assert "1 clients left with code 'version': they do not speak the round's form" in caplog.text
+
+
+def test_a_record_without_a_form_or_with_a_long_one_is_refused() -> None:
+    record = record_of(b"answer", ONE)
+    assert Answer.of(record).newest_form == NEWEST_FORM == b"\3"
+    for wrong in (None, b"", b"\3\4", "3"):
+        with pytest.raises(MalformedMessage, match="lacks 'newest_form'"):
+            Answer.of({**record, "newest_form": wrong})
+
+
 def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
     def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         # What comes in its name all the same is no answer to anything.
@@ -395,7 +416,7 @@ def roster(keys: dict[ClientId, SigningKey]) -> Roster:
 
 
 def signed(key: SigningKey, client: ClientId, message: bytes = b"answer", about: bytes = DIGEST) -> Answer:
-    return Answer(message, client, key.sign(Label.PLATFORM_ANSWER, about, message), 10)
+    return Answer(message, client, key.sign(Label.PLATFORM_ANSWER, about, NEWEST_FORM, message), 10)
 
 
 def test_with_a_roster_a_client_is_who_its_signature_says(roster: Roster, keys: dict[ClientId, SigningKey]) -> None:
@@ -409,6 +430,7 @@ def test_with_a_roster_a_client_is_who_its_signature_says(roster: Roster, keys: 
         signed(keys[ONE], TWO),
         signed(keys[TWO], TWO, about=bytes(32)),
         Answer(b"garbage", TWO, signed(keys[TWO], TWO).signature, 10),
+        replace(signed(keys[TWO], TWO), newest_form=b"\2"),
         signed(keys[TWO], ClientId(4)),
     ):
         assert not carried.says("b", wrong, count)
@@ -454,24 +476,25 @@ def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
     [
         (PeerMisbehaved("twice", reason=Reason.ALREADY_ANSWERED, culprits=()), Left.LEFT),
         (PeerMisbehaved("another", reason=Reason.BELOW_FLOOR, culprits=()), Left.TERMS),
+        (MalformedMessage("form 4", reason=Reason.WRONG_VERSION), Left.VERSION),
         (Misuse("a range", reason=Reason.INPUT_OUT_OF_RANGE), Left.LEFT),
         (Misuse("anything"), Left.LEFT),
         (RuntimeError("a secret"), Left.LEFT),
     ],
 )
-def test_of_an_error_the_server_is_told_one_of_two_codes(error: Exception, code: Left) -> None:
+def test_of_an_error_the_server_is_told_one_of_three_codes(error: Exception, code: Left) -> None:
     assert code_of(error) is code
     assert code_said(str(code)) is code
 
 
 def test_only_what_is_known_before_data_are_read_is_told_as_terms() -> None:
-    told = {reason for reason in Reason if code_of(Misuse("x", reason=reason)) is Left.TERMS}
-    assert told == {
+    codes = {reason: code_of(Misuse("x", reason=reason)) for reason in Reason}
+    assert {reason for reason, code in codes.items() if code is Left.TERMS} == {
         Reason.BELOW_FLOOR,
         Reason.LAYOUT_MISMATCH,
-        Reason.WRONG_VERSION,
         Reason.PARAMETER_OUT_OF_RANGE,
     }
+    assert [reason for reason, code in codes.items() if code is Left.VERSION] == [Reason.WRONG_VERSION]
 
 
 def test_why_a_client_leaves_is_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:

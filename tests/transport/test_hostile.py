@@ -279,7 +279,7 @@ def test_repeated_requests_fill_no_log(caplog: pytest.LogCaptureFixture) -> None
         async with holding() as (held, _):
             assert (await held.ask(ONE)).status_code == 200
             for _ in range(20):
-                reply = await held.http.get(f"{held.base}/message", headers=headers_of(ONE, bytes([1]) * 64))
+                reply = await held.http.get(f"{held.base}/message", headers=headers_of(ONE, bytes([1]) * 65))
                 assert reply.status_code == 401
                 assert await held.post(ONE, stage=7) == 400
             return (await held.http.get("/metrics")).text

@@ -42,7 +42,7 @@ DESCRIPTION = SessionDescription(
 
 
 def progress(stage: int) -> ClientProgress:
-    return ClientProgress(bytes(16), bytes(64), stage, b"an answer", is_last=False, suspended=b"a secret of a client")
+    return ClientProgress(bytes(16), bytes(65), stage, b"an answer", is_last=False, suspended=b"a secret of a client")
 
 
 def store_in(folder: Path, client: ClientId = ONE) -> ClientStore:
@@ -125,7 +125,7 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
         # The next process continues with these.
         admission = FirstCome(None, held.description.session, kept)
         assert admission.admits(held.description.session, ONE, PROOF)
-        assert not admission.admits(held.description.session, ONE, bytes([1]) * 64)
+        assert not admission.admits(held.description.session, ONE, bytes([1]) * 65)
 
 
 class FullStore(ServerStore):

@@ -240,7 +240,7 @@ def test_a_name_is_still_its_first_claimants_after_the_server_was_killed(town: T
     place = f"{town.url}:{town.port}/v1/sessions/{found[1]}/message"
 
     def status(number: int) -> int:
-        headers = {"authorization": header_of(ClientId(number), bytes(64))}
+        headers = {"authorization": header_of(ClientId(number), bytes(65))}
         return httpx.get(place, headers=headers, timeout=SECONDS).status_code
 
     assert [status(number) for number in (0, 1)] == [401, 200]

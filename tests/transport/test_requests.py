@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from secagg import wire
 from secagg.cli.shared import JsonLines
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
@@ -24,6 +25,7 @@ from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession
 from secagg.session.run import SimulatedKeys
 from secagg.transport import client as requests
+from secagg.transport import proof
 from secagg.transport.client import Outcome, Patience, Refused, contribute
 from secagg.transport.description import BACK_SECONDS, SessionDescription
 from secagg.transport.proof import Certified, FirstCome, Prover, read_header
@@ -43,10 +45,15 @@ from tests.harness.wire_sums import (
     plain_session,
     quick_limits,
     taking_part,
+    until,
 )
 
 ONE, TWO = CLIENTS[:2]
-STRANGER = bytes([1]) * 64
+STRANGER = bytes([1]) * 65
+WITHOUT_FORM = json.dumps(
+    {"session": "0" * 32, "protocol": "plain", "task": "t", "mode": "active", "round_number": "1", "answer_bytes": 9}
+    | {"terms": "{}"}
+).encode()
 
 
 def everybody(http: httpx.AsyncClient) -> list[Coroutine[Any, Any, Outcome]]:
@@ -387,7 +394,17 @@ async def test_a_client_is_not_led_on(
 
 @pytest.mark.parametrize(
     "encoded",
-    [b"", b"[]", b"{}", b"null", b"[" * 100_000, b'{"session": 3}', b"\xff", b'{"session": "..", "protocol": "x"}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        WITHOUT_FORM,
+        b"[" * 100_000,
+        b'{"session": 3}',
+        b"\xff",
+        b'{"session": "..", "protocol": "x"}',
+    ],
 )
 def test_a_description_that_is_none_is_refused(encoded: bytes) -> None:
     with pytest.raises(MalformedMessage, match="not a session description"):
@@ -405,6 +422,41 @@ def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> 
     assert refused.value.reason is Reason.WRONG_VERSION
     needed = replace(description, must_know=("terms",))
     assert SessionDescription.decode(needed.encode()) == needed
+
+
+async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client of form 2 at a server of form 3; it has the version's check of forms, and claims no name."""
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with in_memory(server) as http:
+        running = asyncio.create_task(server.run(plain_session(), server.description(SUBJECT, "plain")))
+        await until(lambda: server.is_open)
+        with monkeypatch.context() as old:
+            old.setattr(wire, "FORMS", range(2, 3))
+            old.setattr(proof, "FORM", 2)
+            with pytest.raises(MalformedMessage, match=r"has form 3 .* speaks form 2") as refused:
+                await taking_part("http://sums", ONE, http=http)
+        assert refused.value.reason is Reason.WRONG_VERSION
+        metrics = (await http.get("/metrics")).text
+        assert 'secagg_clients_total{newest_form="2",task="a task"} 1' in metrics
+        # The place is free, also for the same client once it is upgraded.
+        await asyncio.gather(*everybody(http))
+        assert (await running).counted == frozenset(CLIENTS)
+        await server.told()
+
+
+def test_a_proof_with_another_form_is_none() -> None:
+    """Somebody between a client and its server makes the client out to speak less."""
+    coins, session = SystemCoins(), bytes(16).hex()
+    keys = SimulatedKeys(coins)
+    key, certificate = keys.of(ONE)
+    certified = Certified(keys.authority.public_key, {ONE: certificate})
+    good = Prover(ONE, coins, key).proof(session)
+    assert good[0] == 3
+    for _ in range(2):
+        assert not certified.admits(session, ONE, bytes([2]) + good[1:])
+        assert certified.admits(session, ONE, good)
 
 
 @pytest.mark.parametrize("name", ["protocol", "task", "mode"])
@@ -458,7 +510,7 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
         async with holding() as (held, task):
             for client in CLIENTS:
                 answers.append(answer_of(client, held.session))
-                proofs.append(bytes([client.value + 10]) * 64)
+                proofs.append(bytes([3]) + bytes([client.value + 10]) * 64)
                 reply = await held.http.post(
                     f"{held.base}/answers/0", content=answers[-1], headers=headers_of(client, proofs[-1])
                 )
@@ -478,4 +530,5 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
     assert 'secagg_answers_total{task="a task",verdict="taken"} 5' in metrics
     assert 'secagg_sessions_total{outcome="released",task="a task"} 1' in metrics
     assert f'secagg_answer_bytes_total{{task="a task"}} {sum(map(len, answers))}' in metrics
+    assert 'secagg_clients_total{newest_form="3",task="a task"} 5' in metrics
     assert "client" not in metrics.replace("secagg_clients", "").replace("of a client", "").replace("Clients of", "")

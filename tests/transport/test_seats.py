@@ -34,7 +34,7 @@ from tests.harness.wire_sums import (
 )
 
 RESULT = {"sentence": "the sum of 3 clients was released", "mean": [0.0], "count": 3}
-LATE = bytes([9] * 64)
+LATE = bytes([9] * 65)
 
 
 async def kept(released: Released) -> bytes:
@@ -102,14 +102,14 @@ async def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() ->
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with holding(server) as (held, _):
         await held.ask(CLIENTS[1])  # Says its own name, which is given to nobody after it.
-        proofs = [bytes([number] * 64) for number in range(1, 6)]
+        proofs = [bytes([number] * 65) for number in range(1, 6)]
         given = [await seat(held, proof) for proof in proofs]
         names = [str(client.value) for client in CLIENTS if client != CLIENTS[1]]
         assert given[:4] == [(201, name) for name in names]
         assert given[4][0] == 403
         assert await seat(held, proofs[0]) == given[0]
         assert (await held.http.post(f"{held.base}/seats", content=b"f" * 129)).status_code == 400
-        assert (await held.http.post(f"/v1/sessions/{'0' * 32}/seats", content=b"f" * 128)).status_code == 403
+        assert (await held.http.post(f"/v1/sessions/{'0' * 32}/seats", content=b"f" * 130)).status_code == 403
 
 
 async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or_comes_back() -> None:
@@ -117,7 +117,7 @@ async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or
     async with holding(server) as (held, task):
         for again in range(3):
             for number in range(1, 5):
-                proof = bytes([10 * again + number] * 64)
+                proof = bytes([10 * again + number] * 65)
                 status, name = await seat(held, proof)
                 assert status == 201
                 client = ClientId(int(name))
@@ -125,12 +125,12 @@ async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or
                 assert reply.status_code == 200
                 if again < 2:
                     await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(client, proof))
-        shown = (await held.http.get(f"{held.base}/progress", headers=headers_of(ClientId(1), bytes([21] * 64)))).json()
+        shown = (await held.http.get(f"{held.base}/progress", headers=headers_of(ClientId(1), bytes([21] * 65)))).json()
         assert shown["present"] == 4
         assert 0 < shown["seconds_left"] <= 20
         # Under a number of its own it is a new proof that comes back, since it keeps none.
         for client in CLIENTS[:4]:
-            body, headers = answer_of(client, held.session), headers_of(client, bytes([20 + client.value] * 64))
+            body, headers = answer_of(client, held.session), headers_of(client, bytes([20 + client.value] * 65))
             assert (await held.http.post(f"{held.base}/answers/0", content=body, headers=headers)).status_code == 202
         assert await held.post(CLIENTS[4]) == 202
         assert (await task).counted == frozenset(CLIENTS)

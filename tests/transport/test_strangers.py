@@ -70,7 +70,7 @@ async def test_half_requests_of_strangers_close_no_connection_of_a_client(sent: 
         async def half() -> asyncio.StreamWriter:
             writer = (await asyncio.open_connection("127.0.0.1", port))[1]
             line = sent.replace(b"{}", path.encode().removeprefix(b"GET") if b"POST" in sent else path[-32:].encode())
-            writer.write(line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 128\r\n\r\n0")
+            writer.write(line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 130\r\n\r\n0")
             return writer
 
         crowd = [await half() for _ in range(60)]
@@ -88,7 +88,7 @@ async def test_a_server_that_stops_logs_no_line_for_each_half_request(caplog: py
     async with served(quick_limits(grace=600, poll=600)) as (_, port, path):
         crowd = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(20)]
         for each in crowd:
-            each.write(f"POST {path}/seats HTTP/1.1\r\nhost: x\r\ncontent-length: 128\r\n\r\n0".encode())
+            each.write(f"POST {path}/seats HTTP/1.1\r\nhost: x\r\ncontent-length: 130\r\n\r\n0".encode())
         await asyncio.sleep(0.5)
     assert len(caplog.records) < 10
     for each in crowd:

@@ -579,7 +579,7 @@ def test_a_client_keeps_the_progress_of_each_task(tmp_path: Path) -> None:
     """Its process in one task neither waits for the other's, nor takes what the other goes on from."""
     states = StateDirectory(tmp_path, coins=SystemCoins())
     one, two = (ClientStore(states, "http://sums", CLIENTS[0], task) for task in (ONE, TWO))
-    progress = ClientProgress(bytes(16), bytes(64), 0, b"an answer", is_last=False, suspended=b"")
+    progress = ClientProgress(bytes(16), bytes(65), 0, b"an answer", is_last=False, suspended=b"")
     with one.held(), two.held():
         one.put(progress)
         assert two.take() is None

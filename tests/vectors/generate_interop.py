@@ -1,4 +1,4 @@
-"""Make the interop suite: ``python -m tests.vectors.generate_interop`` writes ``interop/``, for other implementations.
+"""Make the interop suite: ``python -m tests.vectors.generate_interop`` writes ``interop/FORM/``, for other programs.
 
 Small cases come from the library, from bytes that follow from their names. Sessions and most refusals are those of
 ``pairwise_mask/`` and ``one_message/`` here, with their messages cut into parts. Nothing is random.
@@ -33,7 +33,7 @@ from secagg.protocols.pairwise_mask.graph import Graph
 from secagg.session.certificates import issue_certificate
 from secagg.transport.description import SessionDescription, terms_digest
 from secagg.transport.proof import header_of
-from secagg.wire import MessageKind, Writer
+from secagg.wire import FORM, MessageKind, Writer
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
 from . import generate, generate_one_message
@@ -43,7 +43,7 @@ from .interop_sessions import one_message, pairwise
 
 Vector = dict[str, Any]
 Files = Iterator[tuple[str, Vector]]
-FOLDER: Final = Path(__file__).resolve().parents[2] / "interop"
+FOLDER: Final = Path(__file__).resolve().parents[2] / "interop" / str(FORM)
 PREFIX: Final = len("secagg/1/")
 PAIRWISE: Final = (
     "semi_honest_full",
@@ -285,7 +285,8 @@ def encodings() -> Files:
     proofs, descriptions = list[Vector](), list[Vector]()
     for number in (0, 9, 2**64 - 1):
         session, seed = drawn("session", number, size=16), drawn("identity", number)
-        proof = signing(seed).sign(Label.HTTP_PROOF, session, ClientId(number).encode())
+        form = bytes([FORM])
+        proof = form + signing(seed).sign(Label.HTTP_PROOF, session, ClientId(number).encode(), form)
         told = {"session": session.hex(), "id": str(number), "seed": seed.hex()}
         proofs.append(told | {"authorization": header_of(ClientId(number), proof)})
         description = SessionDescription(
@@ -332,7 +333,7 @@ def texts() -> Iterator[Vector]:
         "round_number": "7",
         "answer_bytes": 1 << 20,
     }
-    good |= {"mode": "semi_honest", "terms": text_of(TERMS)}
+    good |= {"mode": "semi_honest", "terms": text_of(TERMS), "form": FORM}
     bad: list[tuple[str, Any]] = [
         ("session", "A" * 32),
         ("session", "0" * 30),
@@ -347,7 +348,7 @@ def texts() -> Iterator[Vector]:
         ("task", 7),
         ("mode", "\n"),
     ]
-    bad += [("must_know", 7), ("must_know", ["deadline"])]
+    bad += [("must_know", 7), ("must_know", ["deadline"]), ("form", "3")]
     for name, value in bad:
         shown = "no text" if value is TERMS else json.dumps(value)
         yield {
@@ -372,7 +373,7 @@ def texts() -> Iterator[Vector]:
 
 
 def suite() -> Files:
-    """Make every file of the interop suite, by its name below ``interop/``."""
+    """Make every file of the interop suite, by its name below ``interop/FORM/``."""
     for make in (framing, keys, masking, encodings):
         yield from make()
     sessions, sums = generate.committed(), generate_one_message.committed()

@@ -22,6 +22,7 @@ from secagg.session.certificates import NO_STANDING, SigningKey, Standing, issue
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
+from secagg.wire import FORM
 from tests.harness.recorded_coins import InsecureRecordedCoins
 
 Vector = dict[str, Any]
@@ -153,6 +154,7 @@ class Play:
             corrupted_clients=1,
             bounds=bounds,
             standing=self.standing,
+            message_form=self.vector.get("form", FORM),
         )
 
     @property

@@ -59,7 +59,7 @@ def test_a_suite_passes_in_chromium_with_the_count_of_node(
 
 
 def test_a_suite_with_other_bytes_fails_in_chromium(browser: Any, files: Any) -> None:
-    files.altered = "/interop/bind/bound.json"
+    files.altered = "/interop/3/bind/bound.json"
     failed = play(browser, files, "interop")["failed"]
     assert len(failed) == 1
     assert failed[0].startswith("bind/bound")

@@ -310,8 +310,8 @@ class Hostile(BaseHTTPRequestHandler):
 def hostile(town: Any) -> Iterator[str]:
     Hostile.honest, Hostile.heard, Hostile.stages = town.serve("--page"), [], repeat(0)
     Hostile.description = httpx.get(f"{Hostile.honest}/v1/session", timeout=60).json()
-    seat = httpx.post(f"{Hostile.honest}/v1/sessions/{Hostile.description['session']}/seats", content=b"1" * 128)
-    authorization = {"authorization": f"Secagg {seat.text}:{'1' * 128}"}
+    seat = httpx.post(f"{Hostile.honest}/v1/sessions/{Hostile.description['session']}/seats", content=b"1" * 130)
+    authorization = {"authorization": f"Secagg {seat.text}:{'1' * 130}"}
     path = f"{Hostile.honest}/v1/sessions/{Hostile.description['session']}/message"
     Hostile.message = httpx.get(path, headers=authorization, timeout=60).content
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)

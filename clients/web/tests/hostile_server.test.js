@@ -11,13 +11,13 @@ import { readTerms } from "../encoding.js";
 import { Left, contribute, identityOf } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { fieldElement } from "../shamir.js";
-import { Refused, commit, concat, hash, idsOf, hex as hexOf, integer, treeRoot, unhex } from "../wire.js";
+import { FORM, Refused, commit, concat, hash, idsOf, hex as hexOf, integer, treeRoot, unhex } from "../wire.js";
 import { granted } from "./grants.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const DESCRIPTION = {
   session: "0".repeat(32), protocol: "pairwise", mode: "semi_honest", task: "sum", round_number: "7",
-  answer_bytes: 1, terms: JSON.stringify(TERMS),
+  answer_bytes: 1, terms: JSON.stringify(TERMS), form: FORM,
 };
 const SEAT = { status: 201, body: "0" };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
@@ -71,6 +71,27 @@ for (const [name, description] of Object.entries({
     assert.deepEqual(heard, ["GET /v1/session"]);
   });
 }
+
+test("a session of another form is refused by its name, and the server hears from whom", async () => {
+  const [authority, key] = await Promise.all([1, 2].map((seed) => SigningKey.of(new Uint8Array(32).fill(seed))));
+  const certificate = await granted(authority, integer(3, 8), key.public);
+  const identity = { id: 3n, key, certificate, authority: authority.public };
+  for (const form of [FORM - 1, FORM + 1]) {
+    const description = { ...DESCRIPTION, form, mode: "active" };
+    const why = { reason: "wrong_version", message: new RegExp(`form ${form} .* speaks form ${FORM}`) };
+    await assert.rejects(take({ description: { ...description, mode: "semi_honest" } }), why);
+    assert.deepEqual(heard, ["GET /v1/session"]);
+    await assert.rejects(take({ description }, { identity }), why);
+    for (let tries = 0; heard.length < 2 && tries < 100; tries++) await new Promise((resolve) => setTimeout(resolve, 20));
+    assert.deepEqual(heard, ["GET /v1/session", `DELETE /v1/sessions/${DESCRIPTION.session}/client`]);
+  }
+});
+
+test("an offer of another form is refused by its name", () => {
+  const offer = unhex(full.messages.offer);
+  offer[7] = FORM - 1;
+  assert.throws(() => readOffer(offer), { reason: "wrong_version", message: /form 2 .* speaks form 3/ });
+});
 
 test("a session description longer than any is not read to its end", async () => {
   await assert.rejects(take({ description: "x".repeat(2 ** 21) }), Left);

@@ -9,14 +9,14 @@ import { applicationDigest, layoutOf } from "../encoding.js";
 import { Left, contribute } from "../http.js";
 import { RoundLedger, inMemory } from "../ledger.js";
 import { requireExact } from "../one_message.js";
-import { Refused, concat, hash, header, hex, integer, utf8, variable } from "../wire.js";
+import { FORM, Refused, concat, hash, header, hex, integer, utf8, variable } from "../wire.js";
 import { granted } from "./grants.js";
 
 const TERMS = { all_clients: 3, bits: 16, clip: 1, clients: 3, group: 1, groups: 1, values: 2 };
 const text = JSON.stringify(TERMS);
 const DESCRIPTION = {
   session: "0".repeat(32), protocol: "one-message", mode: "semi_honest", task: "sum", round_number: "7",
-  answer_bytes: 1, terms: text,
+  answer_bytes: 1, terms: text, form: FORM,
 };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
 /** What the server says to each request for a message, the last one for ever. @type {any[]} */
@@ -112,7 +112,7 @@ async function offerOf(changes = {}) {
     integer(length, 8), [ringBits, bounds ? 1 : 0], ...(bounds ?? []).map((each) => integer(2n ** 63n + BigInt(each), 8)), [0],
   ));
   const configuration = concat(
-    variable(given.task), variable(await layoutOf(TERMS)),
+    [given.form ?? FORM], variable(given.task), variable(await layoutOf(TERMS)),
     integer(1024, 2), [28, 8, 0], integer(2, 4), ...rows, integer(given.capacity, 4), integer(3, 2), integer(0, 2),
     integer(given.threshold, 2), integer(given.packing, 2), integer(2, 2), integer(3, 4), integer(1, 4), given.standing,
   );
@@ -155,6 +155,11 @@ for (const [name, changes] of Object.entries({
     await ledger.requireOpen(":sum", { round: 7n });
   });
 }
+
+test("an offer of one message of another form is refused by its name", async () => {
+  await assert.rejects(take([messageOf(0, await offerOf({ form: FORM - 1 })), DONE]), { reason: "wrong_version" });
+  assert.deepEqual(answers(), []);
+});
 
 /** A standing of some seconds ago. @param {SigningKey} authority */
 async function standingOf(authority, { age = 0, revoked = /** @type {number[]} */ ([]), by = authority } = {}) {

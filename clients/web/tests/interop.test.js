@@ -15,12 +15,12 @@ import { PairwiseClient, committeeOf, graphOf } from "../pairwise.js";
 import { addMasks, arrayOf, checkWords, pack } from "../ring.js";
 import { deal } from "../shamir.js";
 import {
-  Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, kindOf,
+  FORM, Refused, bind, bitSet, commit, concat, equal, hash, header, hex, idsOf, integer, kindOf,
   requireSubject, rootFrom, treeRoot, unhex, utf8,
 } from "../wire.js";
 import { granted } from "./grants.js";
 
-const folder = fileURLToPath(new URL("../../../interop/", import.meta.url));
+const folder = fileURLToPath(new URL(`../../../interop/${FORM}/`, import.meta.url));
 const read = (name) => JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
 const files = (directory) =>
   readdirSync(folder + directory).sort().map((file) => `${directory}/${file.replace(".json", "")}`);

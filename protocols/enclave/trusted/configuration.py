@@ -22,6 +22,7 @@ from secagg.contract.layout import IndexSegment, Layout, RingSegment, RowSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import Ring
 from secagg.declared import (
+    MESSAGE_FORM,
     At,
     Field,
     Message,
@@ -41,7 +42,7 @@ from secagg.identifiers import AttemptContext
 from secagg.parameters import LEAST_COHORT, Suite, require_integer
 from secagg.privacy.kinds import NoiseKind, require_variance
 from secagg.session.certificates import IDENTITY_KEY_BYTES, NO_STANDING, Standing
-from secagg.wire import MessageKind, Reader
+from secagg.wire import FORM, FORMS, MessageKind, Reader
 
 from .bounded import packed_bytes
 
@@ -129,6 +130,7 @@ class EnclaveConfiguration(MessageIn[Tables]):
     """All parameters of an enclave's epoch, as its clients check them."""
 
     kind: ClassVar = MessageKind.ENCLAVE_CONFIGURATION
+    message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     suite: Annotated[Suite, choice(tuple(Suite))]
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
@@ -361,11 +363,25 @@ def _tail(variance: Fraction) -> int:
     return _TAIL_DEVIATIONS * (isqrt(ceil(variance)) + 1)
 
 
+def _read_form(reader: Reader, _: object) -> int:
+    if (form := reader.integer(1)) != FORM:
+        raise MalformedMessage(
+            f"the host has form {form} of secagg's messages, and this enclave form {FORM}; run one version at both",
+            reason=Reason.WRONG_VERSION,
+        )
+    return form
+
+
+_OWN_FORM: Final = Field(lambda writer, value: writer.integer(value, 1), _read_form, "1: 3")
+"""The newest form of the host's version, which is the enclave's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Start(Message):
     """The request that starts an epoch: the configuration and its tables."""
 
     kind: ClassVar = MessageKind.START_ENCLAVE
+    form: Annotated[int, _OWN_FORM] = field(default=FORM, kw_only=True)
     body: Annotated[bytes, variable(MAXIMUM_CONFIGURATION_BYTES)]
     tables: Annotated[
         Tables, repeated(repeated(encoded(CodewordTable, MAXIMUM_TABLE_BYTES), _MAXIMUM_TABLES), _MAXIMUM_TABLES)

@@ -20,7 +20,7 @@ from lab_truth import SHAPES, change, counted, examples, loss
 from secagg.crypto.labels import Label
 from secagg.flower import SecAggMod
 from secagg.flower.client import LARGE_RECORD, STATE_RECORD, record_in, with_record
-from secagg.platforms.terms import RECORD, Terms, client_in, message_in, record_of
+from secagg.platforms.terms import NEWEST_FORM, RECORD, Terms, client_in, message_in, record_of
 from secagg.session.identities import client_file, load_identity
 from secagg.wire import message_kind
 
@@ -121,7 +121,7 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
         terms = Terms.parsed(before)
         if terms is not None and terms.is_certified:
             key = load_identity(Path(os.environ[KEYS]) / client_file(client)).signing_key
-            signature = key.sign(Label.PLATFORM_ANSWER, terms.digest, bytes(answer))
+            signature = key.sign(Label.PLATFORM_ANSWER, terms.digest, NEWEST_FORM, bytes(answer))
         reply.content = with_record(record_of(bytes(answer), client, signature=signature))
     if at and told["do"] == "roll-back":
         # What Flower does when a process ends before it handed its state back.

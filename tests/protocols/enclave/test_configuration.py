@@ -93,7 +93,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     digests = b"".join(hashlib.sha256(table).digest() for table in tables)
     parts = [
         b"SAGG\x01" + number(32, 2),
-        framed(b"a task") + b"\x01" + b"a" * 32 + bytes(44) + bytes(64) + framed(LAYOUT.encode()),
+        b"\x03" + framed(b"a task") + b"\x01" + b"a" * 32 + bytes(44) + bytes(64) + framed(LAYOUT.encode()),
         b"\x01\x02" + hashlib.sha256(b"secagg/1/codeword-tables" + framed(digests)).digest(),
         number(3, 4)
         + number(9, 4)
@@ -109,7 +109,7 @@ def test_the_encoding_is_the_documented_one() -> None:
     noise += number(2, 4) + number(30, 5) + number(40, 5)
     assert configuration().encode() == b"".join(parts) + b"\0"
     assert KINDS["noised"].encode() == b"".join(parts) + noise
-    start = b"SAGG\x01" + number(40, 2) + framed(KINDS["noised"].encode())
+    start = b"SAGG\x01" + number(40, 2) + b"\x03" + framed(KINDS["noised"].encode())
     assert start_of(KINDS["noised"]) == start + number(1, 4) + number(2, 4) + b"".join(map(framed, tables))
 
 
@@ -191,6 +191,7 @@ def test_tables_are_limited_in_all_segments_together(monkeypatch: pytest.MonkeyP
 # --- Ranges -----------------------------------------------------------------------------------------------------------
 
 EDGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "message_form": ([3], [0, 2, 4, -1, 256, None]),
     "task": ([b"t", b"t" * 256], [b"", b"t" * 257, "text", bytearray(b"t")]),
     "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None]),
     "minimum_cohort": ([2, 9], [1, 0, -1, 10, True, 3.0, None]),

@@ -133,7 +133,7 @@ def test_an_enclave_takes_what_fits_its_memory_and_needs_no_more_than_it_was_tol
 
 @pytest.mark.parametrize("count", [(1 << 16) + 1, (1 << 32) - 1])
 def test_more_parts_than_a_configuration_has_are_refused_before_one_is_read(count: int) -> None:
-    place = 7 + 4 + len(CONFIGURATION.encode())
+    place = 7 + 1 + 4 + len(CONFIGURATION.encode())
     for start in (place, place + 4):
         with pytest.raises(MalformedMessage) as caught:
             started_by(START[:start] + count.to_bytes(4, "big") + START[start + 4 :])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from secagg import wire
 from secagg.choices import Topology
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
@@ -73,6 +74,7 @@ SPARSE = replace(
     authority=NO_AUTHORITY,
 )
 OTHER: dict[str, Any] = {
+    "message_form": 2,
     "task": b"another task",
     "model_digest": b"M" * 32,
     "round_number": 4,
@@ -110,7 +112,8 @@ def changed(name: str) -> SessionConfiguration:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_in_a_configuration_is_in_its_digest(name: str) -> None:
+def test_everything_in_a_configuration_is_in_its_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "FORMS", range(2, 4))
     base = SPARSE if name == "degree" else ACTIVE_FULL
     assert changed(name).context != base.context
 

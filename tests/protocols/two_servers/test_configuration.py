@@ -61,7 +61,7 @@ def test_the_encoding_is_the_documented_one() -> None:
         return value.to_bytes(size, "big")
 
     layout = number(len(LAYOUT.encode()), 4) + LAYOUT.encode()
-    before = b"SAGG\x01" + number(67, 2) + number(6, 4) + b"a task"
+    before = b"SAGG\x01" + number(67, 2) + b"\x03" + number(6, 4) + b"a task"
     keys = b"a" * 32 + b"0" * 32 + b"1" * 32
     after = number(3, 4) + number(9, 4) + number(2, 4) + number(1_800_000_000, 8)
     after += number(0, 8) + bytes(32) + number(0, 4) + bytes(64) + b"\x00"
@@ -80,6 +80,7 @@ def test_the_digest_is_of_the_encoding_under_its_label(kind: str) -> None:
 # --- Ranges -----------------------------------------------------------------------------------------------------------
 
 EDGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "message_form": ([3], [0, 2, 4, -1, 256, None]),
     "task": ([b"t", b"t" * 256], [b"", b"t" * 257, "text", bytearray(b"t")]),
     "authority": ([b"\1" * 32], [b"", b"a" * 31, b"a" * 33, bytearray(32), None]),
     "server_keys": (

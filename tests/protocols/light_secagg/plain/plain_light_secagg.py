@@ -73,7 +73,8 @@ class Sum:
 
 
 def read_offer(offer: bytes) -> Sum:
-    at = HEADER
+    assert offer[HEADER] == 3
+    at = HEADER + 1
     at += 4 + int.from_bytes(offer[at : at + 4], "big")
     at += 8 + 16 + 32 + 32 + 1
     size = int.from_bytes(offer[at : at + 4], "big")

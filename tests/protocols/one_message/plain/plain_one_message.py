@@ -107,6 +107,7 @@ def read_offer(message: bytes) -> Offer:
     record = reader.variable()
     keys = [reader.variable() for _ in range(reader.number(4))]
     start = reader.at
+    assert reader.number(1) == 3
     reader.variable()
     reader.variable()
     degree, modulus, guard, dropped = (reader.number(size) for size in (2, 1, 1, 1))
