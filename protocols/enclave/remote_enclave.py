@@ -74,7 +74,7 @@ class RemoteEnclave:
         """
         self._address = address
         self._request_bytes = request_limit(None)
-        self._connection = SocketAsk(address, limit=_SHORT_ANSWER_BYTES, timeout=timeout)
+        self._connection = SocketAsk(address, limit=_SHORT_ANSWER_BYTES, timeout=timeout, greets=False)
         self._connection.connect()
 
     def start(self, configuration: EnclaveConfiguration) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:

@@ -28,9 +28,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from secagg.crypto.entropy import Coins
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, PeerError, SecAggError
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, PeerError, Reason, SecAggError
 from secagg.identifiers import Party
-from secagg.wire import MessageKind, message_kind
+from secagg.version import __version__
+from secagg.wire import FORM, MessageKind, message_kind
 
 from .certificates import SigningKey, is_strong_key, new_signing_key
 from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
@@ -277,6 +278,9 @@ def _in_memory(data: bytes) -> Generator[str]:
 
 _LOG: Final = logging.getLogger(__name__)
 _REFUSAL_BYTES: Final = 1 << 16
+PROGRAM: Final = f"secagg {__version__}, form {FORM}".encode()
+"""First frame of a connection. A helper serves only its own version, so that messages to it need no form."""
+_MOST_PROGRAM: Final = 64
 _PAUSE: Final = 0.01
 Ask = Callable[[bytes], bytes]
 """Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if it is lost."""
@@ -318,6 +322,7 @@ class SocketAsk:
         limit: int = 1 << 32,
         timeout: float | None = 600.0,
         ends: Ends | None = None,
+        greets: bool = True,
     ) -> None:
         """Connect to nothing yet; the first request does.
 
@@ -326,7 +331,9 @@ class SocketAsk:
             limit: the largest length of an answer, in bytes; it may be changed between two requests.
             timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
             ends: who is here and there; at a path nobody asks, and what vsock reaches may prove itself otherwise.
+            greets: whether the first frame names this version, as a ``Service`` expects.
         """
+        self._greets = greets
         self._address, self.limit, self._timeout = Address.of(address), limit, timeout
         self._ends = None if self._address.is_here else ends
         if self._address.kind == "tcp" and ends is None:
@@ -382,6 +389,8 @@ class SocketAsk:
         if self._connection is None:
             connection = self._reached()
             self._connection = connection if self._ends is None else self._ends.proved(connection, is_server=False)
+            if self._greets:
+                send_frame(self._connection, PROGRAM)
         return self._connection
 
     def _reached(self) -> socket.socket:
@@ -540,6 +549,7 @@ class Service:
         return peer
 
     def _serve(self, connection: socket.socket) -> None:
+        hello: bytes | None = None
         with suppress(OSError, MemoryError):
             while True:
                 # Between two requests a peer may be silent as long as it likes; nobody waits for it.
@@ -552,9 +562,16 @@ class Service:
                 except MalformedMessage as error:
                     send_frame(connection, encode_refusal(error))
                     return
-                send_frame(connection, self._answered(request))
+                if hello is None:
+                    hello = request
+                else:
+                    send_frame(connection, self._answered(hello, request))
 
-    def _answered(self, request: bytes) -> bytes:
+    def _answered(self, hello: bytes, request: bytes) -> bytes:
+        if hello != PROGRAM:
+            there = hello.decode(errors="replace") if len(hello) <= _MOST_PROGRAM else "something else"
+            sentence = f"the server runs {there!r} and this helper {PROGRAM.decode()!r}; install one version at both"
+            return encode_refusal(MalformedMessage(sentence, reason=Reason.WRONG_VERSION))
         try:
             return self._helper.answer(request)
         except Exception as error:  # noqa: BLE001 -- nothing that a peer sends ends the process

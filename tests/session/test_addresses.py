@@ -20,6 +20,7 @@ from secagg.session.certificates import SigningKey, new_signing_key
 from secagg.session.frames import receive_frame, send_frame
 from secagg.session.sockets import (
     PEERS_AT_ONCE,
+    PROGRAM,
     Address,
     Ends,
     HelperLost,
@@ -234,6 +235,8 @@ def test_an_attacker_in_the_middle_with_its_own_key_cannot_pose_as_either_end(se
 def test_a_peer_must_prove_its_key_on_every_connection(served: Served) -> None:
     connection = ASKING.proved(socket.create_connection(("127.0.0.1", served.port)), is_server=False)
     with connection:
+        connection.settimeout(LONG)
+        send_frame(connection, PROGRAM)
         send_frame(connection, REQUEST)
         assert receive_frame(connection, 1 << 30) == REQUEST
         assert connection.session is not None

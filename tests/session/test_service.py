@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
+from secagg.session import sockets
 from secagg.session.frames import decode_refusal, encode_refusal, receive_frame, send_frame
 from secagg.session.sockets import HelperLost, Service, SocketAsk
 from secagg.wire import MessageKind, Writer
@@ -114,6 +115,25 @@ def test_a_replaced_peer_reports_that_it_was_lost(served: Served) -> None:
             first(REQUEST)
         assert second(REQUEST) == REQUEST
     assert served.ends, "the state of the first connection is gone"
+
+
+@pytest.mark.parametrize("other", [b"secagg 9.9.9, form 3", b"secagg 0.3.0, form 2", b"", bytes(100), request()])
+def test_a_server_of_another_version_is_refused_by_name_and_asks_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch, other: bytes
+) -> None:
+    # Of what the asking end sends; the helper compares with its own.
+    sent = sockets.send_frame
+    monkeypatch.setattr(sockets, "send_frame", lambda to, frame: sent(to, other if frame == sockets.PROGRAM else frame))
+    named = other.decode() if other.startswith(b"secagg") else ""
+    with served.ask() as ask:
+        for _ in range(2):
+            with pytest.raises(MalformedMessage, match=f"the server runs .*{named}.* this helper 'secagg") as refused:
+                ask(REQUEST)
+            assert refused.value.reason is Reason.WRONG_VERSION
+    assert not served.echo.asked
+    monkeypatch.undo()
+    with served.ask() as ask:
+        assert ask(REQUEST) == REQUEST
 
 
 @pytest.mark.parametrize("part", [1, 7, 8, 12])
