@@ -30,7 +30,7 @@ TO_BEGIN := demo|demo-round|test|lint|site
 .DELETE_ON_ERROR:
 .PHONY: help demo study demo-round test lint types proofs proofs-second-opinion mutants timing bench bench-peers \
   bench-large bench-flower dist-check flower nvflare adapters dist sbom extras pythons oldest newest flower-torch nvflare-torch newest-platforms scoreboard \
-  readme test-long suites dcap enclave-boot web wire site site-look scale vectors clean
+  readme test-long suites dcap enclave-boot previous web wire site site-look scale vectors clean
 
 help:  ## list the targets, those to begin with first
 	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(MAKEFILE_LIST) | awk -F': *' 'function say(line) { if (first) print line; else rest = rest line "\n" } \
@@ -138,6 +138,9 @@ enclave-boot: dist  ## build an enclave's machine twice, boot it in QEMU, and ru
 
 wire: $(INSTALLED)  ## run servers and clients over HTTP, each a process, and kill them
 	$(BIN)/python -m pytest -n 2 -m wire tests/transport
+
+previous: $(INSTALLED)  ## run the wheel before this one as clients of this server; for every night, not every change
+	$(BIN)/python .ci/check_previous.py
 
 web: $(WEB)/.installed  ## run the client in JavaScript, in Node and in Chromium, next to clients in Python
 	build/web/node_modules/.bin/tsc -p clients/web
