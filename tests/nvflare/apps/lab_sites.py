@@ -30,7 +30,7 @@ from nvflare.tool.poc.poc_commands import (
 from secagg.nvflare import secure, statistics_job
 from tests.harness.town_of_sites import declared, people, write_declaration, write_people
 
-SITES = {"open": 5, "scope": 3, "closed": 3}
+SITES = {"open": 5, "scope": 3, "closed": 3, "lasting": 4}
 ADMIN = "admin@nvidia.com"
 APPS = Path(__file__).resolve().parent
 MARKER = "a-marker-in-the-clear"
@@ -171,7 +171,12 @@ def prepared(kit: str, workspace: Path) -> Path:
     )
     project, _ = setup_service_config(str(workspace))
     kits = Path(get_prod_dir(str(workspace), project.get("name")))
-    closed = ["--closed", "--script", str(APPS / "lab_script.py")] if kit == "closed" else []
+    closed = {
+        "closed": ["--closed", "--script", str(APPS / "lab_script.py")],
+        "lasting": [
+            *("--closed", "--script", str(APPS / "lab_lasting_script.py"), "--interpreter", sys.executable),
+        ],
+    }.get(kit, [])
     for number in range(1, SITES[kit] + 1):
         local = kits / f"site-{number}" / "local"
         write_declaration(local / "outcomes.toml")
