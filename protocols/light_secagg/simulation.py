@@ -11,7 +11,7 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
-from secagg.parameters import Suite
+from secagg.parameters import Suite, usual_corrupted
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
@@ -85,10 +85,11 @@ _PASSES: Final = 8
 """Passes over an element in addition to its code: draw, add, reduce, write, send and read."""
 
 
-def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Count for one corrupted client in twenty, and as many dropouts."""
+def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None) -> Iterator[Costs]:
+    """Count a session; without ``dropped``, for one corrupted client in twenty, and as many dropouts."""
     rare = clients // ONE_IN
-    settings = LightSecAggOptions(suite=suite, corrupted=rare, dropped=rare)
+    corrupted, leaving = (rare, rare) if dropped is None else (usual_corrupted(clients), dropped)
+    settings = LightSecAggOptions(suite=suite, corrupted=corrupted, dropped=leaving)
     subject = Subject(task=b"a plan", round_number=1, layout=layout, capacity=clients)
     configuration = settings.plan(subject, clients, bytes(NONCE_BYTES))
     key, overhead = sealing_sizes(suite)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +18,7 @@ from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined
 from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, NO_STANDING, SIGNATURE_BYTES
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
@@ -134,26 +135,29 @@ _PASSES: Final = 8
 """Passes over an upload besides its masks: packed, hashed, checked, sent, read and added."""
 
 
-def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
+def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None) -> Iterator[Costs]:
     """Plan a session, with a sparse graph where one is safe, and count by lengths and degrees alone.
 
-    A rehearsal would take the work of all clients: minutes for a thousand, and nobody rehearses a million.
+    A rehearsal would take the work of all clients: minutes for a thousand, and nobody rehearses a million. Without
+    ``dropped``, one client in twenty may drop out and one be corrupted, as in the rehearsals that are timed.
 
     Raises:
         InvalidParameters: no such session is safe; the message says what to relax.
     """
     rare = clients // ONE_IN
+    corrupted, leaving = (rare, rare) if dropped is None else (usual_corrupted(clients), dropped)
+    settings = PairwiseOptions(corrupted=corrupted, dropped=leaving, suite=suite)
     try:
-        configuration = _planned(layout, clients, suite, rare, Topology.SPARSE)
+        configuration = _planned(layout, clients, replace(settings, topology=Topology.SPARSE))
     except InvalidParameters:
-        configuration = _planned(layout, clients, suite, rare, Topology.FULL)
+        configuration = _planned(layout, clients, replace(settings, topology=Topology.FULL))
     degree = configuration.degree_among(clients)
     # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
     masks = clients - rare + rare * degree
     calls, length = mask_cipher_calls(configuration.segments), ring_length(configuration.segments)
     up_bytes, down_bytes = _bytes(configuration, clients, degree)
     yield Costs(
-        plan=f"active mode, {suite.value}, for {rare} corrupted clients and as many that drop out; "
+        plan=f"active mode, {suite.value}, for {corrupted} corrupted clients and {leaving} that drop out; "
         f"{degree} neighbours, of whom {configuration.threshold} recover a secret",
         payload_bytes=layout.payload_bytes,
         up_bytes=up_bytes,
@@ -178,9 +182,8 @@ class _Zeros:
         return bytearray(count)
 
 
-def _planned(layout: Layout, clients: int, suite: Suite, rare: int, topology: Topology) -> SessionConfiguration:
+def _planned(layout: Layout, clients: int, settings: PairwiseOptions) -> SessionConfiguration:
     subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
-    settings = PairwiseOptions(corrupted=rare, dropped=rare, suite=suite, topology=topology)
     return plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
 
 

@@ -51,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+_MEANT: Final = {"--absent": "--dropped"}
+"""The library's words for those that others use."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Refuses in one sentence, which says what may be meant."""
 
@@ -61,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
             message = f"{argument}: there is no {given!r}; {suggestion(given, choices)}"
         elif message.startswith("unrecognized arguments: --"):
             given = message.split()[2].partition("=")[0]
-            message = f"there is no {given}; {suggestion(given, [*self._option_string_actions])}"
+            message = f"there is no {given}; {suggestion(_MEANT.get(given, given), [*self._option_string_actions])}"
         raise InvalidParameters(f"{message} (`{self.prog} --help`)")
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 -- as argparse has it
@@ -135,6 +139,10 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--base", type=Path, metavar="FILE", help="the model before --model was trained: propose a clip for the change"
     )
+    command.add_argument(
+        "--dropped", type=int, metavar="N", help="clients that may drop out (default: one in three of up to 30)"
+    )
+    command.add_argument("--explain", action="store_true", help="say why, whom clients trust and how this is counted")
     command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
     command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
     command.add_argument(

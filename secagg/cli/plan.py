@@ -17,7 +17,7 @@ from secagg.compression.random_pruning import exact_sparsity
 from secagg.errors import InvalidParameters
 from secagg.options import declared, spelled
 from secagg.parameters import Suite
-from secagg.planning.advice import PlannedNoise, advice
+from secagg.planning.advice import PlannedNoise, advice, explained
 from secagg.planning.costs import WHOLE_UPDATES, Comparison, Option, PlanRequest, compare, shapes_of_blocks
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.platforms.model_files import read_model
@@ -33,7 +33,7 @@ _USUAL_DELTA = 1e-6
 _CLIENTS: Final = 100
 _OF_SIZES: Final = (
     *("codewords", "block_size", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
-    *("delta", "base"),
+    *("delta", "base", "dropped", "explain"),
 )
 """Options of what is sent, which seconds do not depend on."""
 _OF_SECONDS: Final = ("set", "protocol", "values", "workers", "gigabits")
@@ -70,8 +70,9 @@ def run_plan(options: argparse.Namespace) -> int:
         said = [*_clips(options), *said]
     if noise is not None:
         said += noise.advice(request.weights, request.clients)
-    shown(_text(request, comparison, rows, said))
-    shown(_notes(network, measuring))
+    shown(_text(request, rows, said))
+    why = [*explained(request, comparison), *_notes(network, measuring)]
+    shown(why if options.explain else ["Why, whom clients trust, and how this was counted: --explain"])
     if report is not None:
         write_json(report, _summary(request, comparison, rows, said))
         print(f"\nwritten to {report}")
@@ -90,6 +91,7 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         bits=options.bits,
         cohort_bits=options.cohort_bits,
         sparsity=exact_sparsity(options.sparsity),
+        dropped=options.dropped,
         suite=Suite[options.suite.upper()],
     )
 
@@ -205,7 +207,7 @@ _COLUMNS: Final[Sequence[Column]] = (
 )
 
 
-def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any]], said: list[str]) -> Iterator[str]:
+def _text(request: PlanRequest, rows: list[dict[str, Any]], said: list[str]) -> Iterator[str]:
     yield (
         f"{request.weights:,} values, {request.clients:,} clients; codebooks of {request.codewords} codewords of "
         f"{request.block_size} values"
@@ -215,23 +217,14 @@ def _text(request: PlanRequest, comparison: Comparison, rows: list[dict[str, Any
     yield ""
     yield from table("scheme", [(row["scheme"], row) for row in rows], _COLUMNS)
     yield ""
-    for protocol in comparison.protocols:
-        if (shortest := comparison.shortest(protocol)) is not None:
-            yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."
-    yield ""
     yield from said
-    yield from (f"Left out: {sentence}." for sentence in comparison.left_out)
-    yield ""
+    yield "Bytes are one client's, without the model. Seconds are estimates: expect a factor of four."
 
 
 def _notes(network: Network, measuring: float) -> Iterator[str]:
+    yield f"What a scheme loses is in {files('secagg.compression') / 'README.md'}."
     yield (
-        "Bytes are those of one client, without the model itself. Cheapest means the shortest upload: what a scheme "
-        f"loses is in {files('secagg.compression') / 'README.md'}."
-    )
-    yield (
-        f"Seconds are estimates without encoding: small sessions were run on this machine, in {in_seconds(measuring)}, "
-        "and scaled by counted work. Expect a factor of four. The server's are those of all clients and include its "
-        f"helpers'. A round adds one client's seconds, its bytes at {network.megabits:g} Mbit/s, and "
-        f"{network.latency:g} s for each exchange."
+        f"Seconds leave out encoding: small sessions were run on this machine, in {in_seconds(measuring)}, and scaled "
+        "by counted work. The server's are those of all clients and include its helpers'. A round adds one client's "
+        f"seconds, its bytes at {network.megabits:g} Mbit/s, and {network.latency:g} s for each exchange."
     )

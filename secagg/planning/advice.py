@@ -11,14 +11,7 @@ from typing import Final
 from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
 from secagg.errors import InvalidParameters
 from secagg.parameters import SecurityMode, usual_corrupted
-from secagg.planning.costs import (
-    INDEXED,
-    WHOLE_UPDATES,
-    Comparison,
-    Option,
-    PlanRequest,
-    Scheme,
-)
+from secagg.planning.costs import INDEXED, WHOLE_UPDATES, Comparison, PlanRequest, Scheme
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
 from secagg.privacy.guessing import said_guessable
@@ -89,59 +82,24 @@ class PlannedNoise:
 
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Yield the shortest scheme for each protocol, the noise of schemes, bounds on clients, and dropout limits."""
-    yield from _choice(comparison)
-    yield from _cohort(request, comparison)
-    yield from _bounds()
-    if request.clients <= LARGEST_WHOLE_COMMITTEE:
-        corrupted = usual_corrupted(request.clients)
-        modes = (PairwiseOptions(mode=mode, corrupted=corrupted) for mode in SecurityMode)
-        yield f"Pairwise masks: {'; '.join(settings.stands(request.clients) for settings in modes)}."
-    sum_bits = request.bits + math.log2(request.clients)
-    if said := said_guessable(sum_bits=sum_bits, clients=request.clients, entropy=request.bits):
-        yield f"Warning: {said}."
-
-
-# --- Private ----------------------------------------------------------------------------------------------------------
-
-
-def _choice(comparison: Comparison) -> Iterator[str]:
-    # An unchecked round must be asked for, so it is not recommended here.
-    usable = [option for option in comparison.options if option.costs.is_checked]
+    """Say what to set for the shortest upload of each protocol, how many may drop out, and what to beware of."""
+    yield "The shortest upload that each protocol offers clients today, and its settings:"
+    # Nobody uses an unchecked round unless told to.
+    usable = [option for option in comparison.options if option.costs.is_checked and request.setting(option.scheme)]
     for protocol in comparison.protocols:
-        found = next((option for option in usable if option.protocol == protocol), None)
-        if found is None:
-            yield f"{protocol} has no checked option."
-        else:
-            yield (
-                f"With {protocol}, {found.described} has the shortest upload: {found.bits_per_weight:.2f} bits per "
-                "weight."
-            )
-
-
-def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Yield noise and costs of the schemes for whole updates with each protocol, and cohort sizes where costs jump."""
+        if (found := next((option for option in usable if option.protocol == protocol), None)) is not None:
+            yield f"  {protocol}: {found.costs.up_bytes:,} bytes, {request.setting(found.scheme)}"
+    yield from (f"Left out: {sentence}." for sentence in comparison.impossible)
+    yield "NVFlare's secure() and `secagg serve --set` take the same, without secagg-."
+    others = ", ".join(scheme for scheme in Scheme if not request.setting(scheme))
+    yield f"No platform has these, only `secagg train`: {others}."
+    yield _dropouts(request)
     for scheme in WHOLE_UPDATES:
-        # Options are sorted by upload, so the first one of a protocol is its shortest.
-        first = dict[str, Option]()
-        for option in comparison.options:
-            if option.scheme is scheme and option.costs.is_checked:
-                first.setdefault(option.protocol, option)
-        costs = "; ".join(
-            f"{option.name} {option.costs.up_bytes:,} bytes up, {option.bits_per_weight:.3g} bits per weight"
-            for option in (first[protocol] for protocol in comparison.protocols if protocol in first)
-        )
-        noise = request.noise(scheme)
-        yield f"The {request.describe(scheme)}, adds noise of nu = {noise:.2f} times one client's energy: {costs}."
-        if noise > MOST_CODE_NOISE:
+        if (noise := request.noise(scheme)) > MOST_CODE_NOISE:
             yield (
-                f"Warning: nu = {noise:.2f} of the {scheme} is above {MOST_CODE_NOISE:g}, which lowers accuracy; "
-                "raise --cohort-bits above 1, or use more clients."
+                f"Warning: the noise of the {scheme} is {noise:.2f} times one client's energy, above "
+                f"{MOST_CODE_NOISE:g}, so accuracy suffers; raise --cohort-bits above 1, or invite more clients."
             )
-    yield (
-        "The loss in accuracy does not follow from nu, but from how much the noise raises the task's loss: "
-        "compression.rate=auto of secagg train measures it."
-    )
     for modulus in MODULI[:-1]:
         # A field holds weights below its modulus; the next larger field is much larger.
         if modulus <= request.clients < modulus + modulus // 4:
@@ -149,21 +107,39 @@ def _cohort(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
                 f"Warning: with two servers that check, {request.clients:,} clients need longer lanes than "
                 f"{modulus - 1:,}; a round of at most {modulus - 1:,} clients has shorter uploads."
             )
+    sum_bits = request.bits + math.log2(request.clients)
+    if said := said_guessable(sum_bits=sum_bits, clients=request.clients, entropy=request.bits):
+        yield f"Warning: {said}."
 
 
-def _bounds() -> Iterator[str]:
-    """Yield for every scheme whether a client's contribution to a sum is bounded.
-
-    If a client sends one index per block, its update cannot be longer than the longest codewords: the enclave accepts
-    only one index, and two servers check that there is one. Ring elements can have any value.
-    """
+def explained(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
+    """Say whom clients of each protocol trust, what noise schemes have, and which sums one client can spoil."""
+    for protocol in comparison.protocols:
+        if (shortest := comparison.shortest(protocol)) is not None:
+            yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."
+    for scheme in WHOLE_UPDATES:
+        yield (
+            f"The mean of the {request.describe(scheme)}, has noise of {request.noise(scheme):.2f} times the energy of "
+            "one client's update; compression.rate=auto of secagg train measures what that does to the loss."
+        )
     yield (
-        "A client's contribution is bounded by the enclave, and by two servers that check, as an index selects one "
-        f"codeword: updates of the {Scheme.PEAK} have one length, and those of {Scheme.PRODUCT} at most that of its "
-        "longest codewords; lengths and scales that clients report as ring elements are not bounded."
+        f"One client can change a sum by any amount, except with {' and '.join(sorted(INDEXED))} in the enclave or "
+        "between two servers, which check that each block has one index."
     )
-    rings = ", ".join(scheme.value for scheme in Scheme if scheme not in INDEXED)
-    yield (
-        f"No protocol bounds these schemes, because a ring element can have any value: {rings}. Pairwise masks, one "
-        "message and LightSecAgg only sum ring elements, so they bound no client; each sum lists what is unbounded."
+    shown = {*comparison.impossible}
+    yield from (f"Left out: {sentence}." for sentence in comparison.left_out if sentence not in shown)
+
+
+# --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _dropouts(request: PlanRequest) -> str:
+    clients, corrupted = request.clients, usual_corrupted(request.clients)
+    said = f"{request.most_dropped} of {clients:,} clients may drop out (--dropped) and {corrupted:,} be corrupted"
+    if clients > LARGEST_WHOLE_COMMITTEE:
+        return f"{said}."
+    curious, active = (
+        PairwiseOptions(mode=mode, corrupted=corrupted).most_dropped(clients)
+        for mode in (SecurityMode.SEMI_HONEST, SecurityMode.ACTIVE)
     )
+    return f"{said}; pairwise masks tolerate at most {active or 0} with keys, and {curious or 0} without."

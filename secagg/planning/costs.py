@@ -40,7 +40,9 @@ from secagg.contract.layout import (
     RingSegment,
 )
 from secagg.errors import CapacityExceeded, InvalidParameters
-from secagg.parameters import Suite
+from secagg.options import declared
+from secagg.parameters import Suite, usual_dropped
+from secagg.quick.model_session import planned
 from secagg.session.registry import ProtocolEntry, find, names
 from secagg.session.run import Costs
 
@@ -84,6 +86,8 @@ class PlanRequest:
     cohort_bits: float = COHORT_BITS
     sparsity: Fraction = Fraction(9, 10)
     suite: Suite = Suite.CLASSIC
+    dropped: int | None = None
+    """Clients that may drop out; None for the library's default."""
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -91,6 +95,7 @@ class PlanRequest:
             ("block-size", self.block_size, 1, 1 << 16),
             ("clients", self.clients, 2, _MOST_CLIENTS),
             ("bits", self.bits, 2, 16),
+            ("dropped", self.most_dropped, 0, max(0, self.clients - 2)),
         ):
             if type(value) is not int or not least <= value <= most:
                 raise InvalidParameters(f"--{name} must be between {least} and {most}; got {value}")
@@ -117,6 +122,10 @@ class PlanRequest:
     @property
     def weights(self) -> int:
         return parameter_count(self.shapes)
+
+    @property
+    def most_dropped(self) -> int:
+        return usual_dropped(self.clients) if self.dropped is None else self.dropped
 
     @property
     def places(self) -> int:
@@ -195,6 +204,23 @@ class PlanRequest:
             case Scheme.SKETCH:
                 return f"{scheme}, {self.kept:,} signs"
 
+    def setting(self, scheme: Scheme) -> str:
+        """Return the settings by which clients of a platform use a scheme; empty for one that platforms lack."""
+        match scheme:
+            case Scheme.FIXED_POINT:
+                return 'secagg-compression = "fixed-point"'
+            case Scheme.SCALAR:
+                return f'secagg-compression = "scalar-{self.bits}"'
+            case Scheme.PRUNING if self.sparsity and (10**4 * self.sparsity).denominator == 1:
+                return f'secagg-compression = "pruning-{float(self.sparsity):g}"'
+            case Scheme.PRODUCT if self.block_size < 10**3:
+                return f'secagg-compression = "pq-{self.codewords}x{self.block_size}", secagg-weighting = "uniform"'
+            case Scheme.PEAK:
+                places = "" if self.cohort_bits == COHORT_BITS else f"-{self.places}"
+                return f'secagg-compression = "peak{places}", secagg-weighting = "uniform"'
+            case _:
+                return ""
+
     def _parts(self) -> Iterator[tuple[Shape, BlockGeometry | None]]:
         """Yield every tensor, with its blocks if it is cut into blocks."""
         for shape in self.shapes.values():
@@ -263,6 +289,12 @@ class Comparison:
         found = (option for option in self.options if option.protocol == protocol)
         return next((option for option in found if not schemes or option.scheme in schemes), None)
 
+    @property
+    def impossible(self) -> Iterator[str]:
+        """Yield why some protocols have no option."""
+        without = [f"{name}, " for name in names() if name not in self.protocols]
+        return (sentence for sentence in self.left_out if sentence.startswith(tuple(without)))
+
 
 def compare(request: PlanRequest) -> Comparison:
     """Compute the cost of every combination; impossible ones are left out, with the library's error as the reason."""
@@ -283,7 +315,11 @@ def _options(request: PlanRequest, entry: ProtocolEntry, scheme: Scheme) -> Iter
     if entry.costs is None or (scheme in INDEXED and IndexSegment not in entry.segments):
         return
     layout = request.layout(scheme)
-    for costs in entry.costs(layout, request.clients, request.suite):
+    # As a session of the quick interface is planned, whose defaults are those of platforms.
+    own = dict[str, int]()
+    if "dropped" in declared(entry.settings):
+        own["dropped"] = planned(entry, request.clients, settings={}, dropped=request.dropped).dropped
+    for costs in entry.costs(layout, request.clients, request.suite, **own):
         yield Option(
             scheme=scheme,
             entry=entry,

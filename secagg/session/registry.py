@@ -117,8 +117,9 @@ class ProtocolEntry:
     """Whether this number of clients can have a session with these settings."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
     """Returns a client of a simulation that breaks the rules, where others would notice."""
-    costs: Callable[[Layout, int, Suite], Iterable[Costs]] | None = None
-    """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none."""
+    costs: Callable[..., Iterable[Costs]] | None = None
+    """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none. Where
+    settings have ``dropped``, it takes that too."""
     trust: str = ""
     """Parties that a client has to trust, for a table of choices."""
     is_certified: bool = False

@@ -118,6 +118,8 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
             "plan --blocks 99 --codewrds 64",
             "there is no --codewrds; did you mean --codewords? (`secagg plan --help`)",
         ),
+        ("plan --blocks 99 --absent 3", "there is no --absent; did you mean --dropped? (`secagg plan --help`)"),
+        ("plan --blocks 99 --dropouts=3", "there is no --dropouts; did you mean --dropped? (`secagg plan --help`)"),
         (
             "plan --blocks 99 --suite=x",
             "argument --suite: there is no 'x'; there are classic, hybrid (`secagg plan --help`)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from fractions import Fraction
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.planning.advice import PlannedNoise, advice
+from secagg.parameters import usual_corrupted
+from secagg.planning.advice import PlannedNoise, advice, explained
 from secagg.planning.costs import INDEXED, PlanRequest, Scheme, compare, shapes_of_blocks
+from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
 
@@ -37,15 +40,58 @@ def test_the_cheapest_tree_shape_follows_the_documented_rules(lane_bits: int) ->
 
 def test_the_shortest_scheme_of_each_protocol_is_named() -> None:
     said = advice_on(codewords=32)
-    assert "linear sketch, 1,676 signs" in starting(said, "With pairwise, ")
-    assert "peak code, 1 of 645" in starting(said, "With enclave, ")
+    assert starting(said, "  pairwise: ").endswith(' bytes, secagg-compression = "pruning-0.9"')
+    assert starting(said, "  enclave: ").endswith(' bytes, secagg-compression = "peak", secagg-weighting = "uniform"')
 
 
-def test_schemes_with_indices_are_listed_as_bounded_and_all_others_as_unbounded() -> None:
-    said = advice_on(codewords=32)
-    bounded, others = starting(said, "A client's contribution is bounded"), starting(said, "No protocol bounds")
-    assert "of the peak code have one length, and those of product quantization at most that of its" in bounded
-    assert [scheme for scheme in Scheme if scheme.value in others] == [s for s in Scheme if s not in INDEXED]
+@pytest.mark.parametrize("options", [{}, {"bits": 4, "sparsity": Fraction(0)}, {"cohort_bits": 0.8, "codewords": 16}])
+def test_what_is_advised_can_be_typed(options: dict[str, Any]) -> None:
+    """Platforms accept each setting by each protocol whose clients can send it, and lack the schemes without one."""
+    request = PlanRequest(shapes=shapes_of_blocks(1 << 14, 4), block_size=4, **options)
+    for option in compare(request).options:
+        if setting := request.setting(option.scheme):
+            roster = {"secagg-roster": "roster.txt"} if option.protocol != "pairwise" else {}
+            epoch = {"secagg-epoch": "epoch", "secagg-holders": "a,b"} if option.protocol == "one-message" else {}
+            typed = tomllib.loads(setting.replace(", ", "\n"))
+            SecAggSettings.from_run_config({"secagg-protocol": option.protocol, **roster, **epoch, **typed})
+    lacking = {scheme for scheme in Scheme if not request.setting(scheme)}
+    assert lacking - {Scheme.PRUNING} == {Scheme.DITHERED, Scheme.SKETCH}
+    assert (Scheme.PRUNING in lacking) == (request.sparsity == 0)
+    assert f"only `secagg train`: {', '.join(s for s in Scheme if s in lacking)}." in "\n".join(
+        advice(request, compare(request))
+    )
+
+
+@pytest.mark.parametrize(("clients", "most"), [(3, 0), (5, 1), (10, 3), (20, 6)])
+def test_one_number_of_dropouts_everywhere(clients: int, most: int) -> None:
+    """README's table, the plan that is priced, the sentence and a platform's default are the same."""
+    request = PlanRequest(shapes=shapes_of_blocks(1 << 10, 4), block_size=4, clients=clients)
+    pairwise = compare(request).shortest("pairwise")
+    assert pairwise is not None
+    corrupted = usual_corrupted(clients)
+    assert f"for {corrupted} corrupted clients and {most} that drop out" in pairwise.costs.plan
+    said = starting(list(advice(request, compare(request))), f"{most} of {clients} clients may drop out (--dropped)")
+    assert f"and {corrupted} be corrupted; pairwise masks tolerate at most " in said
+    assert SecAggSettings().tolerated_dropouts(clients) == most
+
+
+def test_dropouts_are_given_and_too_many_say_how_many_can() -> None:
+    asked = PlanRequest(shapes=shapes_of_blocks(1 << 10, 4), block_size=4, clients=20, dropped=7)
+    found = compare(asked).shortest("pairwise")
+    assert found is not None
+    assert "for 2 corrupted clients and 7 that drop out" in found.costs.plan
+    said = advice_on(blocks=1 << 10, clients=20, dropped=10)
+    assert "20 clients with 2 corrupted tolerate at most 7 dropouts; you asked for 10" in starting(
+        said, "Left out: pair"
+    )
+    with pytest.raises(InvalidParameters, match=r"--dropped must be between 0 and 18; got 19"):
+        advice_on(clients=20, dropped=19)
+
+
+def test_schemes_of_indices_are_named_as_bounded() -> None:
+    request = PlanRequest(shapes=shapes_of_blocks(1 << 14, 4), block_size=4)
+    bounded = starting(list(explained(request, compare(request))), "One client can change a sum by any amount, except")
+    assert [scheme for scheme in Scheme if scheme.value in bounded] == [s for s in Scheme if s in INDEXED]
 
 
 VALUES = 19_338
