@@ -26,3 +26,5 @@ def test_the_example_with_torch_trains_through_batch_norm(workplace: Any, reposi
     assert re.findall(r"'batches': (\d+)", written)[:4] == ["0", "10", "20", "30"]
     assert float(re.findall(r"'accuracy': ([0-9.]+)", written)[3]) > 0.9
     assert "ERROR" not in written
+    assert "full-weight" not in written
+    assert "UserWarning" not in written

@@ -33,6 +33,7 @@ def test_the_example_with_torch_trains_through_batch_norm(repository: Path, tmp_
     (said,) = re.findall(r"round 1(, sum: .*)", (app / "README.md").read_text(encoding="utf-8"))
     for number in range(1, ROUNDS + 1):
         assert f"round {number}{said}" in log
+    assert "full-weight" not in log
     (stored,) = (app / "build").rglob("FL_global_model.pt")
     model = torch.load(stored, weights_only=False)["model"]
     # Ten batches a round at every site: the counter of whole numbers is a mean of equal ones, and stays one.

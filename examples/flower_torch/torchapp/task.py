@@ -31,7 +31,7 @@ def train(model: nn.Module, points: torch.Tensor, classes: torch.Tensor, rate: f
         loss = nn.functional.cross_entropy(model(points), classes)
         loss.backward()
         optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def accuracy(model: nn.Module, points: torch.Tensor, classes: torch.Tensor) -> float:
