@@ -66,9 +66,7 @@ class EnclaveOptions(ProtocolOptions):
     oldest: Annotated[int, option("age of the oldest model of an upload, in versions")] = 0
     form: Annotated[ReleaseForm, option("what is released of index segments")] = ReleaseForm.DECODED_SUM
     accumulation: Annotated[Accumulation, option("how indices are counted")] = Accumulation.OBLIVIOUS
-    noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
-        None
-    )
+    noise_multiplier: Annotated[Fraction | None, option("standard deviation of the noise over the sensitivity")] = None
     """The release is as private as one Gaussian with this multiplier. The losses of n segments add up, so each gets n
     times the variance.
     """

@@ -45,7 +45,9 @@ class Site:
 
     def __post_init__(self) -> None:
         if missing := [name for name in self.declaration.variables if name not in self.functions]:
-            raise InvalidParameters(f"no function returns {missing[0]!r}, which the declaration uses; register one")
+            raise InvalidParameters(
+                f"the declaration uses {missing[0]!r}, for which no function is registered; add one"
+            )
 
     @property
     def spent(self) -> bytes:
@@ -98,10 +100,10 @@ def _called(name: str, function: Values, most: int) -> list[Any]:
         values = list(islice(function(), most + 1))
     except Exception:
         # The server must not learn of any error in a site's function.
-        LOG.exception("the function of %r failed: nobody has a value of it", name)
+        LOG.exception("the function of %r failed: all its values are missing", name)
         return []
     if len(values) > most:
-        LOG.warning("%r has more than %d people, and the declaration counts no more", name, most)
+        LOG.warning("%r has more than %d people, the declaration's most_people; the rest are ignored", name, most)
     return values[:most]
 
 

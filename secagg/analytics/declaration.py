@@ -50,12 +50,12 @@ class Variable:
     def __post_init__(self) -> None:
         if self.classes:
             if len(set(self.classes)) < len(self.classes) or (self.low, self.high, self.step) != (0.0, 0.0, 0.0):
-                raise InvalidParameters("a variable has either distinct classes, or low, high and step")
+                raise InvalidParameters("a variable needs either distinct classes, or low, high and step")
             return
         if not (_are_finite(self.low, self.high, self.step) and self.low < self.high and self.step > 0):
-            raise InvalidParameters("a variable has low below high, and a step above 0; or it has classes")
+            raise InvalidParameters("a variable needs low below high and a step above 0, or classes")
         if self.reach > _MOST_STEPS:
-            raise InvalidParameters(f"a range has at most {2 * _MOST_STEPS:,} steps; use a coarser step")
+            raise InvalidParameters(f"a range may have at most {2 * _MOST_STEPS:,} steps; use a coarser step")
 
     @property
     def middle(self) -> float:
@@ -120,7 +120,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         if not self.name or not self.statistics:
-            raise InvalidParameters("a declaration has a name, and at least one statistic")
+            raise InvalidParameters("a declaration needs a name and at least one statistic")
         require_integer("least_clients", self.least_clients, LEAST_COHORT, _MOST_SITES)
         require_integer("most_clients", self.most_clients, self.least_clients, _MOST_SITES)
         require_integer("most_people", self.most_people, 1, _MOST_PEOPLE)
@@ -129,7 +129,7 @@ class Declaration:
         require_integer("corrupted", self.corrupted, 0, self.least_clients - 1)
         # This form refuses NaN too.
         if self.epsilon is not None and not (0 < self.epsilon < math.inf and LEAST_DELTA <= self.delta < 1):
-            raise InvalidParameters("epsilon is above 0, and delta from 2^-50 and below 1; leave both out for no noise")
+            raise InvalidParameters("epsilon must be above 0, and delta in [2^-50, 1); leave out both for no noise")
         for name, statistic in self.statistics.items():
             if (fault := next(self._faults(statistic), None)) is not None:
                 raise InvalidParameters(f"statistic {name!r} {fault}")
@@ -153,7 +153,7 @@ class Declaration:
             for each in statistic.of if statistic.kind != "count" else ():
                 uses[each].append(name)
             if len(statistic.of) > 1 and counted & {*statistic.of}:
-                yield f"{name!r} has fewer people than another statistic counts, by a number that may be hidden"
+                yield f"the count of another statistic may reveal how many people {name!r} lacks, which may be hidden"
             cells = math.prod(1 + len(self.variables[each].classes) for each in statistic.of)
             if max(cells, len(statistic.edges)) > _MOST_AUDITED:
                 yield f"{name!r} has more than {_MOST_AUDITED:,} cells, too many to check what the shown ones reveal"
@@ -165,27 +165,27 @@ class Declaration:
         """Yield faults of a statistic, in order; each check assumes that the earlier ones passed."""
         kind, of, edges = statistic.kind, statistic.of, statistic.edges
         if (counts := _VARIABLES.get(kind)) is None:
-            yield f"is of kind {kind!r}; there are {', '.join(_VARIABLES)}"
+            yield f"has the unknown kind {kind!r}; known are {', '.join(_VARIABLES)}"
         elif len(of) not in counts or len(set(of)) < len(of):
-            yield f"has {counts.start} to {counts.stop - 1} variables, each once; got {', '.join(of) or 'none'}"
+            yield f"needs {counts.start} to {counts.stop - 1} distinct variables; got {', '.join(of) or 'none'}"
         if unknown := [name for name in of if name not in self.variables]:
-            yield f"names {unknown[0]!r}, which variables do not have"
+            yield f"uses {unknown[0]!r}, which is not a declared variable"
         numbers = {"table": 0, "survival": 1}.get(kind, len(of))
         is_number = [not self.variables[name].classes for name in of]
         if kind != "count" and is_number != [place < numbers for place in range(len(of))]:
-            yield f"takes {numbers} numbers and then classes; change the variables {', '.join(of)}"
+            yield f"needs {numbers} numeric variables followed by classes; change {', '.join(of)}"
         if kind == "survival" and len(self.variables[of[1]].classes) != _EVENTS:
-            yield 'needs two classes, of which the second is the event, such as ["alive", "dead"]'
+            yield 'needs two classes with the event second, such as ["alive", "dead"]'
         has_edges = kind in {"histogram", "survival"}
         if edges and not has_edges:
-            yield "has no edges; leave them out"
+            yield "cannot have edges; remove them"
         if has_edges and not (len(edges) > 1 and _are_finite(*edges) and all(a < b for a, b in pairwise(edges))):
-            yield "has two edges or more, each above the one before"
+            yield "needs at least two edges in increasing order"
         if statistic.quantiles and not (kind == "histogram" and all(0 < part < 1 for part in statistic.quantiles)):
-            yield "has quantiles above 0 and below 1, and is a histogram; leave them out"
+            yield "can have quantiles only as a histogram, each above 0 and below 1; remove them"
         cells = max(len(edges), math.prod(1 + len(self.variables[name].classes) for name in of))
         if cells > _MOST_CELLS:
-            yield f"has {cells:,} cells, and {_MOST_CELLS:,} may be"
+            yield f"has {cells:,} cells; the limit is {_MOST_CELLS:,}"
 
     @property
     def digest(self) -> bytes:
@@ -204,7 +204,7 @@ class Declaration:
             }
             return made(cls, {**given, **parts})
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidParameters(f"this is no declaration of statistics: {error}") from None
+            raise InvalidParameters(f"this is not a declaration of statistics: {error}") from None
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
@@ -212,7 +212,7 @@ class Declaration:
         try:
             return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise InvalidParameters(f"{path} is not readable as TOML ({error})") from None
+            raise InvalidParameters(f"cannot read {path} as TOML ({error})") from None
 
 
 def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a file
@@ -222,7 +222,7 @@ def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a 
     for name, value in dict(given).items():
         match kinds.get(name, ""):
             case "":
-                raise TypeError(f"{name} is not a field of a {kind.__name__}; there are {', '.join(kinds)}")
+                raise TypeError(f"{name} is not a field of {kind.__name__}; its fields are {', '.join(kinds)}")
             case "float | None" if value is None:
                 read[name] = None
             case "float" | "float | None":
@@ -232,9 +232,9 @@ def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a 
             case "tuple[str, ...]":
                 read[name] = tuple(value) if not isinstance(value, str) else (value,)
                 if any(type(each) is not str for each in read[name]):
-                    raise TypeError(f"{name} are texts; got {value!r}")
+                    raise TypeError(f"{name} must be strings; got {value!r}")
             case "str" if type(value) is not str:
-                raise TypeError(f"{name} is a text; got {value!r}")
+                raise TypeError(f"{name} must be a string; got {value!r}")
             case _:
                 read[name] = value
     return kind(**read)
@@ -242,7 +242,7 @@ def made(kind: type[Made], given: Any) -> Made:  # noqa: ANN401 -- a table of a 
 
 def _number(name: str, value: object) -> float:
     if type(value) not in {int, float}:
-        raise TypeError(f"{name} is a number; got {value!r}")
+        raise TypeError(f"{name} must be a number; got {value!r}")
     return float(cast("float", value))
 
 

@@ -39,7 +39,7 @@ class Answering:
         if (self.plan.multiplier or 0) < self.settings.noise:
             declared = f"noise of {float(self.plan.multiplier):g}" if self.plan.multiplier else "none"
             raise InvalidParameters(
-                f"this site requires noise of {self.settings.noise:g}, and the declaration has {declared}; lower "
+                f"this site requires noise of {self.settings.noise:g}, but the declaration has {declared}; lower "
                 "its epsilon",
                 reason=Reason.BELOW_FLOOR,
             )
@@ -94,7 +94,7 @@ class Answering:
         """Check the terms of a platform's session; refuse those of another declaration."""
         if terms.parameters != encode_parameters(self.plan.update):
             raise InvalidParameters(
-                "the server asks for other statistics than this site declares; compare the two files",
+                "the server's declaration differs from this site's; compare the two files",
                 reason=Reason.BELOW_FLOOR,
             )
         return replace(node, settings=self.node).begun(terms)
@@ -113,5 +113,5 @@ def settings_of(settings: SecAggSettings, declaration: Declaration) -> SecAggSet
 def round_of(rounds: Rounds, plan: Plan, *, clients: int, task: str, number: int) -> RoundTask:
     """Return the task of a platform's round for a declaration."""
     if clients > plan.declaration.most_clients:
-        raise InvalidParameters(f"{clients} sites are more than the most_clients, {plan.declaration.most_clients}")
+        raise InvalidParameters(f"{clients} sites are above most_clients = {plan.declaration.most_clients}")
     return rounds.asked(plan.update, plan.asked, clients=clients, task=task, number=number)

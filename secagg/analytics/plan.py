@@ -107,7 +107,7 @@ class Plan:
         bits = (declaration.most_clients * bounds[widest]).bit_length() + 1
         if bits > MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(
-                f"sums of {widest.rpartition('/')[0]!r} take {bits} bits, and {MAXIMUM_MODULUS_BITS} is the most: "
+                f"sums of {widest.rpartition('/')[0]!r} need {bits} bits; the limit is {MAXIMUM_MODULUS_BITS}: "
                 "use a coarser step, or lower most_people or most_clients"
             )
         self.bits = bits
@@ -236,7 +236,7 @@ def summed(
         sites: for each site, the functions that return its people's values, by variable name.
         drop: number of sites that drop out before the upload, or which ones.
         protocol: name of a protocol, or the entry of a custom one.
-        corrupted: number of sites that may collude with the server; by default one in ten.
+        corrupted: number of sites that may collude with the server (default: one in ten).
     Raises:
         InvalidParameters: too few sites or too many, or one lacks a function.
         SecAggError: nothing is released; the message says why.
@@ -246,8 +246,8 @@ def summed(
     gone, least = leaving(drop, named), declaration.least_clients
     if not least <= len(named) - gone or len(named) > declaration.most_clients:
         raise InvalidParameters(
-            f"{declaration.name!r} is for {least} to {declaration.most_clients} sites, and there are "
-            f"{len(named) - gone}; change least_clients, most_clients or the sites"
+            f"{declaration.name!r} needs {least} to {declaration.most_clients} sites, but {len(named) - gone} "
+            "take part; change least_clients, most_clients or the sites"
         )
     chosen: dict[str, Any] = {"minimum_cohort": max(least, len(named) - gone), **given_in(protocol)}
     made = planned(entry, len(named), dropped=gone, settings=chosen, corrupted=corrupted)

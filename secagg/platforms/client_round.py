@@ -175,7 +175,7 @@ class Training:
         }
         norm = hypot(*(float(np.linalg.norm(change)) for change in cut.values()))
         if norm > bound:
-            LOG.warning("this update's norm is %.3g, and is scaled down to secagg-max-norm-unenforced, %g", norm, bound)
+            LOG.warning("this update's norm is %.3g and was scaled down to secagg-max-norm-unenforced, %g", norm, bound)
             values |= {name: change * (bound / norm) for name, change in cut.items()}
 
     def _differences(self, trained: Trained, summed: list[str]) -> dict[str, npt.NDArray[Any]]:

@@ -109,26 +109,25 @@ def _largest_distance(entries: npt.NDArray[np.int64]) -> int:
 
 def _require_table(entries: npt.NDArray[np.int64]) -> None:
     if type(entries) is not np.ndarray or entries.dtype != np.int64 or entries.ndim != 2 or not entries.size:  # noqa: PLR2004 -- a matrix
-        raise Misuse("a table is a plain array of int64 in two dimensions, one codeword in each row")
+        raise Misuse("a table must be a two-dimensional array of int64 with one codeword per row")
     largest = max(int(entries.max()), -int(entries.min()))
     if entries.shape[1] * (2 * largest) ** 2 >= _EXACT_INTEGER:
         raise InvalidParameters(
-            f"{entries.shape[1]} entries of up to {largest} have distances whose squares reach 2^63; put the codebook "
-            "on a coarser grid"
+            f"{entries.shape[1]} entries of up to {largest} can have squared distances above 2^63; use a coarser grid "
+            "for the codebook"
         )
 
 
 def _at_least_zero(name: str, value: int) -> int:
     if type(value) is not int or value < 0:
-        raise InvalidParameters(f"{name} is an integer from 0 on; got {value!r}")
+        raise InvalidParameters(f"{name} must be an integer of at least 0; got {value!r}")
     return value
 
 
 # --- Loss -------------------------------------------------------------------------------------------------------------
 
 _REAL_ORDERS: Final = tuple(1 + 2 ** (step / 16) for step in range(-96, 20 * 16 + 1))
-"""Orders from 1.016 (lower ones are numerically unstable) to 2^20; smaller losses have larger best orders.
-"""
+"""Orders from 1.016 (lower ones are numerically unstable) to 2^20; smaller losses have larger best orders."""
 _WHOLE_ORDERS: Final = tuple(sorted({*range(2, 65), *(round(order) for order in _REAL_ORDERS if order > 64)}))  # noqa: PLR2004
 
 _TERMS: Final = 1 << 10
@@ -140,7 +139,7 @@ class ReleasePart:
     """One part of a release: its sensitivity to one client, and its noise, in integer steps."""
 
     l2_squared: int
-    """A sensitivity, which names the adjacency."""
+    """The squared L2 sensitivity, for some adjacency."""
     l1: int | None
     """The L1 sensitivity, if known; only Skellam noise uses it."""
     variance: Fraction
@@ -151,9 +150,9 @@ class ReleasePart:
 
     def __post_init__(self) -> None:
         if type(self.l2_squared) is not int or self.l2_squared < 0:
-            raise InvalidParameters(f"l2_squared is an integer from 0 on; got {self.l2_squared!r}")
+            raise InvalidParameters(f"l2_squared must be an integer of at least 0; got {self.l2_squared!r}")
         if self.l1 is not None and (type(self.l1) is not int or self.l1 < 0 or self.l1**2 < self.l2_squared):
-            raise InvalidParameters(f"an L1 sensitivity is an integer, and no less than that in L2; got {self.l1!r}")
+            raise InvalidParameters(f"l1 must be an integer, at least the L2 sensitivity; got {self.l1!r}")
 
     @property
     def l1_bound(self) -> int:
@@ -174,7 +173,7 @@ def epsilon(kind: NoiseKind, parts: Sequence[ReleasePart], releases: int, delta:
     require_integer("releases", releases, 1)
     require_delta(delta)
     if not parts:
-        raise InvalidParameters("a release has at least one part")
+        raise InvalidParameters("a release needs at least one part")
     return loss_of(kind, parts).times(releases).epsilon(delta)
 
 
@@ -283,14 +282,14 @@ def _load(name: str) -> ModuleType:
         return import_module(name)
     except ImportError:
         raise InvalidParameters(
-            "epsilon is computed by dp-accounting; pip install '.[dp]' in a checkout", reason=Reason.BACKEND_MISSING
+            "computing epsilon needs dp-accounting; pip install '.[dp]' in a checkout", reason=Reason.BACKEND_MISSING
         ) from None
 
 
 # --- Budget of one client for all the noised sums that it is ever in --------------------------------------------------
 
 NOT_NOISED: Final = (
-    "a client with a privacy budget uploads nothing without noise, which would spend all of it: set noise_multiplier, "
+    "a client with a privacy budget never uploads without noise, which would exceed the budget: set noise_multiplier, "
     "or remove the budget"
 )
 _SHARES: Final = 1 << 20
@@ -308,7 +307,7 @@ class PrivacyBudget:
 
     def __post_init__(self) -> None:
         if type(self.epsilon) not in {float, int} or not 0 < self.epsilon < inf:
-            raise InvalidParameters(f"the epsilon of a budget is a number above 0; got {self.epsilon!r}")
+            raise InvalidParameters(f"a budget's epsilon must be above 0; got {self.epsilon!r}")
         require_delta(self.delta)
         if type(self.adjacency) is not Adjacency:
             raise Misuse(f"expected an Adjacency; got {type(self.adjacency).__name__}")
@@ -336,16 +335,16 @@ class PrivacyBudget:
             return
         before = self.spent(spent) if uploads else 0.0
         share = _most(lambda part: self.holds(spent + cost.times(Fraction(part, _SHARES))), _SHARES)
-        advice = "no noise is enough for another one: exclude this client, or raise its budget"
+        advice = "no noise would suffice for another upload: exclude this client, or raise its budget"
         if share:
             least = rounded_root(multiplier**2 * Fraction(_SHARES, share), ROUND_UP)
             advice = (
-                f"noise of {least:f} times what one client can change would fit, and this is {float(multiplier):g}: "
+                f"a noise multiplier of {least:f} would fit, and this one is {float(multiplier):g}: "
                 "use more noise, exclude this client, or raise its budget"
             )
         raise InvalidParameters(
             f"with this upload the client would have spent epsilon {self.spent(spent + cost):.6g} at delta "
-            f"{self.delta:g}, {self.said}, and its budget is {self.epsilon:g}: its {uploads} uploads so far have spent "
+            f"{self.delta:g}, {self.said}, but its budget is {self.epsilon:g}: its {uploads} uploads so far have spent "
             f"{before:.6g}, which leaves {max(0.0, self.epsilon - before):.6g}; {advice}",
             reason=Reason.BUDGET_SPENT,
         )

@@ -56,9 +56,7 @@ MOST_NOISE: Final = 0.6
 class NoiseSettings(Options):
     """Noise of clients, as settings of a session: the server proposes them; each client requires its own values."""
 
-    noise_multiplier: Annotated[Fraction | None, option("deviation of the noise over what one client can change")] = (
-        None
-    )
+    noise_multiplier: Annotated[Fraction | None, option("standard deviation of the noise over the sensitivity")] = None
     noise_kind: Annotated[NoiseKind, option("distribution of the noise")] = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
     adjacency: Annotated[Adjacency, option("neighbouring cohorts")] = Adjacency.REPLACE
@@ -127,7 +125,7 @@ class BudgetedNoise(NoiseSettings):
             return None
         if not 0 < self.budget_epsilon <= _MOST_EPSILON or not 0 < self.budget_delta < 1:
             raise InvalidParameters(
-                f"budget_epsilon is above 0 and at most {_MOST_EPSILON:,}, and budget_delta above 0 and below 1"
+                f"budget_epsilon must be above 0 and at most {_MOST_EPSILON:,}, and budget_delta above 0 and below 1"
             )
         return PrivacyBudget(
             epsilon=float(self.budget_epsilon), delta=float(self.budget_delta), adjacency=self.adjacency
@@ -147,14 +145,14 @@ class ClientNoise:
     def __post_init__(self) -> None:
         bounds, multiplier, segments = self.settings.l2_bounds, self.settings.noise_multiplier, self.segments
         if multiplier is None or multiplier <= 0:
-            raise InvalidParameters(f"noise_multiplier is positive; got {multiplier}")
+            raise InvalidParameters(f"noise_multiplier must be positive; got {multiplier}")
         if len(bounds) != len(segments) or any(type(bound) is not int or bound < 1 for bound in bounds):
             raise InvalidParameters(
-                f"l2_bounds are {len(segments)} integers from 1 on, one for each segment; got {bounds}"
+                f"l2_bounds must be {len(segments)} positive integers, one for each segment; got {bounds}"
             )
         if not 1 <= self.honest <= self.capacity:
             raise InvalidParameters(
-                f"a sum has {self.honest} contributors that are honest for certain, and noise needs one: raise "
+                f"a sum may have only {self.honest} honest contributors, but noise needs at least one: raise "
                 "minimum_cohort above the number of corrupted clients"
             )
         least, most = self._least_squared, self._most_squared
@@ -164,17 +162,17 @@ class ClientNoise:
                 f"{self.capacity} clients: use wider rings or fewer clients; without noise they would not fit either"
             )
         low, high = rounded_root(least, ROUND_UP), rounded_root(most, ROUND_DOWN)
-        both = "no multiplier fits both the rings and what clients draw" if low > high else ""
+        both = "no multiplier suits both the rings and the clients' shares" if low > high else ""
         if multiplier**2 > most:
             raise CapacityExceeded(
-                f"this noise_multiplier is more than what rings hold of sums of {self.capacity} clients with their "
-                f"noise: {both or f'take noise_multiplier = {high:f} at most'}, or a wider ring"
+                f"the rings are too narrow for sums of {self.capacity} clients with this noise_multiplier: "
+                f"{both or f'set noise_multiplier = {high:f} or less'}, or use a wider ring"
             )
         if multiplier**2 < least:
             kind = self.settings.noise_kind
             raise InvalidParameters(
-                f"this noise_multiplier is less than what clients can share as {kind.name} noise: "
-                f"{both or f'take noise_multiplier = {low:f} at least'}, or a finer step with larger l2_bounds"
+                f"this noise_multiplier is too small for clients to share as {kind.name} noise: "
+                f"{both or f'set noise_multiplier = {low:f} or more'}, or use a finer step with larger l2_bounds"
                 + (", or noise_kind = skellam" if kind is NoiseKind.DISCRETE_GAUSSIAN else "")
             )
         for variance in self.variances:
@@ -216,7 +214,7 @@ class ClientNoise:
         """
         payload.check()
         if payload.layout != self.layout:
-            raise Misuse("noise is for the layout that it was planned for")
+            raise Misuse("the payload's layout differs from the one that the noise was planned for")
         noised = [values.copy() for values in payload.values]
         for segment, vector, bound, variance in zip(
             self.segments, noised, self.settings.l2_bounds, self.variances, strict=True

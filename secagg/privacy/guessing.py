@@ -42,5 +42,5 @@ def said_guessable(*, sum_bits: float, clients: float, entropy: float) -> str | 
         f"sums of {sum_bits:.3g} bits over clients that count as {clients:.3g} of equal weight, whose values have "
         f"about {entropy:.2g} bits each, can determine the values of all clients: the rule 2 p <= H h fails "
         f"({2 * sum_bits:.3g} and {clients * entropy:.3g}). Invite more clients, or add noise. The rule is no privacy "
-        "guarantee where it holds"
+        "guarantee even if it holds"
     )

@@ -36,15 +36,15 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
             terms that have more than 128 bits.
     """
     if type(variance) is not Fraction or type(kind) is not NoiseKind:
-        raise Misuse(f"a variance is a Fraction, for a NoiseKind; got {type(variance).__name__}")
+        raise Misuse(f"a variance must be a Fraction, for a NoiseKind; got {type(variance).__name__}")
     if not LEAST_VARIANCE <= variance <= GREATEST_VARIANCE[kind]:
         raise InvalidParameters(
-            f"the variance of {kind.name} noise is in {LEAST_VARIANCE}..{GREATEST_VARIANCE[kind]}, in integer steps "
-            "squared; change the noise multiplier or the scale, or take DISCRETE_GAUSSIAN where more is needed"
+            f"the variance of {kind.name} noise must be between {LEAST_VARIANCE} and {GREATEST_VARIANCE[kind]} squared "
+            "steps; change the noise multiplier or the scale, or use DISCRETE_GAUSSIAN for more noise"
         )
     if max(variance.numerator, variance.denominator) >> _TERM_BITS:
         raise InvalidParameters(
-            f"a variance is a fraction of two integers below 2^{_TERM_BITS}; round the noise multiplier to fewer digits"
+            f"a variance must be a fraction of integers below 2^{_TERM_BITS}; round the noise multiplier"
         )
 
 
@@ -52,7 +52,7 @@ def require_delta(delta: object) -> None:
     """Refuse a delta of 1 or more, or one that is finer than the noise."""
     # This form refuses NaN too.
     if type(delta) not in {float, int} or not LEAST_DELTA <= delta < 1:  # type: ignore[operator]
-        raise InvalidParameters(f"a delta is a number from {LEAST_DELTA:.3g} (2^-50) and below 1; got {delta!r}")
+        raise InvalidParameters(f"delta must be at least {LEAST_DELTA:.3g} (2^-50) and below 1; got {delta!r}")
 
 
 # --- The norm, which only the client itself can bound -----------------------------------------------------------------

@@ -61,7 +61,7 @@ def sample(kind: NoiseKind, variance: Fraction, length: int, coins: Coins) -> Ve
     """
     require_variance(variance, kind)
     if type(length) is not int or length < 0:
-        raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
+        raise InvalidParameters(f"length must be an integer of at least 0; got {length!r}")
     values = np.empty(length, dtype=np.int64)
     words = _skellam_table(variance) if kind is NoiseKind.SKELLAM else None
     for start in range(0, length, _PIECE):
@@ -254,4 +254,4 @@ def _words(form: str, size: int, coins: Coins) -> npt.NDArray[np.unsignedinteger
 
 
 def _not_uniform() -> Misuse:
-    return Misuse("these coins do not end trials that uniform coins end; repair their draw()")
+    return Misuse("too many trials failed, so the coins are not uniform; repair their draw()")

@@ -51,8 +51,8 @@ def unrounded_norm(l2_bound: int, length: int) -> float:
     """Return the maximum norm whose rounding can satisfy a bound; refuse a bound that none satisfies."""
     if type(l2_bound) is not int or l2_bound <= rounded_norm(0, length):
         raise InvalidParameters(
-            f"{length} rounded values are held to no bound of {l2_bound} steps: the least is "
-            f"{int(rounded_norm(0, length)) + 1}, and a useful one several times that; use more bits or fewer values"
+            f"{length} rounded values cannot meet a bound of {l2_bound} steps: the minimum is "
+            f"{int(rounded_norm(0, length)) + 1}, a useful bound several times that; use more bits or fewer values"
         )
     inner = l2_bound**2 - length / 4 - _TAIL * sqrt(length) / 2
     likely = sqrt(max(0.0, inner + _TAIL**2 / 4)) - _TAIL / 2
@@ -68,7 +68,7 @@ def rounded(vector: npt.NDArray[np.float64], l2_bound: int, coins: Coins) -> npt
     limit = unrounded_norm(l2_bound, vector.size)
     if not isfinite(squared) or sqrt(squared) > limit * (1 + 2**-20):
         raise CapacityExceeded(
-            f"a vector of length {sqrt(squared):.6g} is rounded, and {limit:.6g} is the most; clip it"
+            f"a vector to round has length {sqrt(squared):.6g}, above the limit of {limit:.6g}; clip it"
         )
     floors = np.floor(vector)
     excess = (vector - floors) * (1 << _COIN_BITS)
@@ -121,7 +121,7 @@ def bound_for_ring(modulus_bits: int, length: int, clients: int, noise_share: fl
     if high < least or not fits(least, high):
         wider = (bits for bits in range(modulus_bits + 1, 64) if fits(2 * least, Ring(bits).greatest))
         raise InvalidParameters(
-            f"{modulus_bits} bits hold no sum of {clients} updates of {length} values with this noise; take "
+            f"{modulus_bits} bits are too few for a sum of {clients} updates of {length} values with this noise; use "
             f"{next(wider, 64)} bits, fewer clients or less noise"
         )
     greatest = high

@@ -1,4 +1,4 @@
-"""Sums and counts of many clients in one process: real cryptography, and no strangers, for tests and simulations."""
+"""Sums and counts of many clients in one process, with real cryptography; for tests and simulations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TASK: Final = b"a sum in one process"
 _SHOWN: Final = 4
 Value = TypeVar("Value")
 Updates = Mapping[Any, Form] | Sequence[Form]
-"""One update for each client, by its name or its position."""
+"""One update per client, by name or position."""
 
 
 class Arguments(TypedDict, total=False):
@@ -53,12 +53,12 @@ class Arguments(TypedDict, total=False):
 
 
 class Summary:
-    """Base of results that are a few lines in a terminal, and a table in a notebook."""
+    """Base of results that print as a few lines in a terminal and as a table in a notebook."""
 
     __slots__ = ()
 
     def summary(self) -> Mapping[str, object]:
-        """Return what is shown, by its name."""
+        """Return the rows to show, by name."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -74,27 +74,27 @@ class PrivateSum(Summary, Generic[Form]):
     """A released sum and its costs."""
 
     total: Form
-    """The sum, in the form of the updates; where clients weigh by examples, each update counts as often as these do."""
+    """The sum, in the form of the updates; with ``examples``, each update is multiplied by its number of examples."""
     mean: Form
-    """The mean, weighted where clients weigh by examples, in the form of the updates."""
+    """The mean, in the form of the updates; with ``examples``, weighted by them."""
     counted: tuple[Hashable, ...]
     """Names of the clients whose updates are in the sum."""
     left_out: Mapping[Hashable, str]
-    """Names of the other clients, with the reasons."""
+    """Names of the other clients, with reasons."""
     examples: int | None
-    """Total of the examples, as they count; None where every client weighs the same."""
+    """Total number of examples, each client's clamped as in its weight; None with equal weights."""
     trained: int
     """Number of clients in the sum that had any examples."""
     clipped: int
-    """Number of values in all updates that were NaN, which counts as 0, or beyond the clip."""
+    """Number of values in all updates that were beyond the clip or NaN, which counts as 0."""
     step: float
-    """Largest rounding error of one value, clipping aside."""
+    """Maximum rounding error of one value, in addition to clipping."""
     bytes_sent: int
-    """Mean bytes sent by one client."""
+    """Mean number of bytes sent by a client."""
     bytes_received: int
-    """Mean bytes received by one client."""
+    """Mean number of bytes received by a client."""
     seconds: float
-    """Work of all clients and the server, one after another."""
+    """Computing time of all clients and the server together."""
 
     @property
     def failed(self) -> int:
@@ -102,7 +102,7 @@ class PrivateSum(Summary, Generic[Form]):
         return len(self.counted) - self.trained
 
     def summary(self) -> dict[str, object]:
-        """Return what a terminal and a notebook show: no values, and a few names."""
+        """Return what a terminal and a notebook show: numbers, and a few names, but no values."""
         tensors = [leaf for _, leaf in leaves(self.mean)]
         gone = [f"{name} ({why})" for name, why in islice(self.left_out.items(), _SHOWN)]
         shown: dict[str, object] = {"clients": f"{len(self.counted)} of {len(self.counted) + len(self.left_out)}"}
@@ -134,32 +134,32 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
     max_norm_unenforced: float | None = None,
     **unknown: Never,
 ) -> PrivateSum[Form]:
-    """Add updates by a protocol, everybody in this process.
+    """Sum updates by a protocol, with the server and all clients in this process.
 
     Args:
-        updates: one for each client: arrays of NumPy, torch, JAX or TensorFlow, or dictionaries and lists of them.
-        clip: values beyond it are clipped.
-        bits: of one value; 2 to 16.
-        drop: how many clients leave before they upload, or which ones.
-        examples: one number for each client, which then weighs as much as examples / full, at most 1 and at least 1/4,
-            and 0 without any; by default everybody weighs the same.
-        full: how many examples count fully; by default the largest number, which is no secret here.
-        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
-        only: patterns of the tensors that are summed, such as ``"*lora*"``.
-        exclude: patterns of those that are not, such as ``"*num_batches_tracked"`` of batch normalization.
-        corrupted: how many clients may collude with the server; by default one in ten.
-        max_norm: as for ``Session.for_model``.
-        max_norm_unenforced: as for ``Session.for_model``.
+        updates: one per client: arrays of NumPy, torch, JAX or TensorFlow, or dictionaries and lists of these.
+        clip: maximum absolute value; larger values are clipped.
+        bits: bits of one value, 2 to 16.
+        drop: number of clients that drop out before the upload, or which ones.
+        examples: one number per client, whose weight is examples / full, at most 1 and at least 1/4, or 0 if it has no
+            examples (default: equal weights).
+        full: number of examples that count fully (default: the largest number, which is not secret here).
+        protocol: a name, options such as ``EnclaveOptions(minimum_cohort=5)``, or the entry of a custom protocol.
+        only: patterns of tensors to sum, such as ``"*lora*"``.
+        exclude: patterns of tensors to leave out, such as ``"*num_batches_tracked"`` of batch normalization.
+        corrupted: number of clients that may collude with the server (default: one in ten).
+        max_norm: see ``Session.for_model``.
+        max_norm_unenforced: see ``Session.for_model``.
     Raises:
         SecAggError: nothing is released; the message says why.
     """
     require_none(unknown, aggregate, protocol)
     named = by_name(updates)
     if not named:
-        raise InvalidParameters("there is no update to add; pass one for each client")
+        raise InvalidParameters("there are no updates to sum; pass one for each client")
     weighing = _examples(named, examples)
     if weighing is None and full is not None:
-        raise InvalidParameters("full is for clients that weigh by examples=; give those too, or leave full out")
+        raise InvalidParameters("full only applies together with examples; pass both, or leave out full")
     if weighing is not None and full is None:
         full = max(1, *weighing.values())
     session = Session.for_model(
@@ -213,20 +213,20 @@ def aggregate(  # noqa: PLR0913 -- all but two have defaults
 
 
 def mean(updates: Updates[Form], *, clip: float, **arguments: Unpack[Arguments]) -> Form:
-    """Return the mean of updates; takes what ``aggregate`` takes."""
+    """Return the mean of updates; takes the arguments of ``aggregate``."""
     return aggregate(updates, clip=clip, **arguments).mean  # pyright: ignore[reportArgumentType]
 
 
 def leaving(drop: int | Collection[Hashable], named: Mapping[Any, object]) -> int:
-    """Return how many clients leave."""
+    """Return the number of clients that drop out."""
     if isinstance(drop, Collection):
         if strangers := [name for name in drop if name not in named]:
             raise InvalidParameters(f"drop names {strangers[0]!r}, which is not a client")
         return len(set(drop))
     if isinstance(cast("object", drop), bool) or not hasattr(drop, "__index__"):
-        raise InvalidParameters(f"drop is how many clients leave, as an integer, or their names; got {drop!r}")
+        raise InvalidParameters(f"drop must be a number of clients, or their names; got {drop!r}")
     if not 0 <= index(drop) < len(named):
-        raise InvalidParameters(f"drop is 0 to {len(named) - 1} of {len(named)} clients; got {drop}")
+        raise InvalidParameters(f"drop must be between 0 and {len(named) - 1} for {len(named)} clients; got {drop}")
     return index(drop)
 
 
@@ -237,7 +237,7 @@ def simulated(
     making: Mapping[Any, Callable[[], LazyUpdate]],
     drop: int | Collection[Hashable],
 ) -> tuple[Released, Measured]:
-    """Run one session in this process; ``making`` has for each client, by its name, what makes its update."""
+    """Run one session in this process; ``making`` maps each client's name to the function that returns its update."""
     ids = _ids(making)
     uploading = next(stage for stage in entry.stages if stage.takes_update)
     if isinstance(drop, Collection):
@@ -254,7 +254,7 @@ def simulated(
 
 
 def by_name(values: Mapping[Any, Value] | Iterable[Value]) -> Mapping[Any, Value]:
-    """Return values by the names of their clients, or by their positions."""
+    """Return values by their clients' names, or by their positions."""
     return cast("Mapping[Any, Value]", values) if isinstance(values, Mapping) else dict(enumerate(values))
 
 
@@ -268,23 +268,23 @@ def _examples(
         return None
     given = by_name(examples)
     if given.keys() != named.keys():
-        raise InvalidParameters("give one number of examples for each update, under the same names")
+        raise InvalidParameters("examples must have one number for each update, by the same names")
     if strange := [each for each in given.values() if isinstance(each, bool) or not hasattr(each, "__index__")]:
-        raise InvalidParameters(f"a number of examples is an integer; got {strange[0]!r}")
+        raise InvalidParameters(f"a number of examples must be an integer; got {strange[0]!r}")
     return {name: index(each) for name, each in given.items()}
 
 
 def _counting(weighing: Mapping[Any, int], full: int) -> Mapping[Any, int]:
-    """Return the examples as they count, and say of how many clients that is another number."""
+    """Return each client's number of examples clamped as in its weight, and log how many numbers changed."""
     counting = {name: clamped_examples(given, full) for name, given in weighing.items()}
     if changed := sum(counting[name] != given for name, given in weighing.items()):
         ends = f"more than {full} examples or fewer than {clamped_examples(1, full)}"
-        LOG.warning("%d of %d clients have %s, which count as these: full is %d", changed, len(weighing), ends, full)
+        LOG.warning("%d of %d clients have %s, and count as that many: full is %d", changed, len(weighing), ends, full)
     return counting
 
 
 def _say_of_guessing(session: Session[Any], named: Mapping[Any, Any], weighing: Mapping[Any, int]) -> None:
-    """Warn where a weighted sum can determine all values; here their entropy can be measured."""
+    """Warn if a weighted sum may determine all values; in one process their entropy can be measured."""
     vectors = (np.clip(session.shapes.vector(update), -session.clip, session.clip) for update in named.values())
     entropy = min(min_entropy(np.rint(np.nan_to_num(vector) / session.step).astype(np.int64)) for vector in vectors)
     clients = mixing_clients(weighing.values())
@@ -302,10 +302,10 @@ def _left_out(names: Mapping[ClientId, Any], released: Released, measured: Measu
         for client, reason in figures.failed.items():
             why.setdefault(client, reason)
     missing = (client for client in names if client not in released.counted)
-    return {names[client]: why.get(client, "left on the way") for client in missing}
+    return {names[client]: why.get(client, "dropped out") for client in missing}
 
 
-# --- Federated analytics: how many clients have which value -----------------------------------------------------------
+# --- Federated analytics: histograms and heavy hitters ----------------------------------------------------------------
 
 Bin = TypeVar("Bin", bound=Hashable)
 _COUNTS: Final = b"counts in one process"
@@ -324,23 +324,23 @@ def histogram(
     corrupted: int | None = None,
     **unknown: Never,
 ) -> dict[Bin, int]:
-    """Return how many clients have each value.
+    """Return the number of clients that have each value.
 
     Args:
-        values: one for each client; a value in no bin is counted in none, because a refusal would reveal it.
-        bins: the values that are counted.
-        drop: how many clients leave before they upload, or which ones.
-        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
-        corrupted: how many clients may collude with the server; by default one in ten.
+        values: one value per client; a value outside all bins is not counted, because an error would reveal it.
+        bins: the values to count.
+        drop: number of clients that drop out before the upload, or which ones.
+        protocol: a name, options such as ``EnclaveOptions(minimum_cohort=5)``, or the entry of a custom protocol.
+        corrupted: number of clients that may collude with the server (default: one in ten).
     Raises:
-        InvalidParameters: there are no bins, or two of them hold one value.
+        InvalidParameters: there are no bins, or two bins are equal.
         SecAggError: nothing is released; the message says why.
     """
     require_none(unknown, histogram, protocol)
     places = {value: place for place, value in enumerate(bins)}
     if not places or len(places) < len(bins):
-        raise InvalidParameters("two bins hold the same value, or there is none; name each value once")
-    # The last place is that of every other value, so that each client sends a one.
+        raise InvalidParameters("bins must be distinct, and there must be at least one")
+    # The last place counts all other values, so that every client sends a one.
     chosen = {name: _place(places, value) for name, value in by_name(values).items()}
     counts = _counted(chosen, len(places) + 1, drop=drop, protocol=protocol, corrupted=corrupted)
     return dict(zip(places, counts[:-1], strict=True))
@@ -355,20 +355,19 @@ def heavy_hitters(
     corrupted: int | None = None,
     **unknown: Never,
 ) -> dict[str, int]:
-    """Return the strings that at least so many clients have, with how many do, the most frequent first.
+    """Return the strings that at least ``least`` clients have, with their counts, most frequent first.
 
-    Prefixes grow by one byte a session, and only those that enough clients have grow further. An enclave withholds the
-    counts below ``least``; from other protocols the decoder gets them, so that more is released than is returned. Each
-    byte of the longest heavy string takes a session, so hundreds of clients take many seconds; LightSecAgg or an
-    enclave are faster.
+    Each session extends the prefixes that enough clients have by one byte. An enclave withholds the counts below
+    ``least``; other protocols release them to the server, although they are not returned. There is one session per byte
+    of the longest heavy string, so hundreds of clients take many seconds; LightSecAgg and the enclave are faster.
 
     Args:
-        values: one string for each client. One that is too long, that holds a null character or that UTF-8 cannot
-            hold counts as none, because a refusal would tell of it.
-        least: how many clients make a string heavy; at least 2.
-        longest: how many bytes of UTF-8 a string that counts has at most; there is at most one session for each.
-        protocol: by its name, or its options, such as ``EnclaveOptions(minimum_cohort=5)``, or your own entry.
-        corrupted: how many clients may collude with the server; by default one in ten.
+        values: one string per client. A string that is too long, contains a null character or is invalid in UTF-8 is
+            not counted, because an error would reveal it.
+        least: minimum number of clients of a heavy string, at least 2.
+        longest: maximum length of a string in UTF-8 bytes.
+        protocol: a name, options such as ``EnclaveOptions(minimum_cohort=5)``, or the entry of a custom protocol.
+        corrupted: number of clients that may collude with the server (default: one in ten).
     Raises:
         InvalidParameters: too many prefixes are heavy, or a number is out of range.
         SecAggError: nothing is released; the message says why.
@@ -379,18 +378,18 @@ def heavy_hitters(
             f"least must be at least {LEAST_COHORT}: one client's value is not a heavy hitter; got {least!r}"
         )
     if type(longest) is not int or longest < 1:
-        raise InvalidParameters(f"longest is a number of bytes, 1 or more; got {longest!r}")
+        raise InvalidParameters(f"longest must be at least 1 byte; got {longest!r}")
     named = by_name(values)
-    # No error quotes a client's value, because nobody is to see it.
+    # The error does not quote the client's value, which is private.
     if not all(isinstance(value, str) for value in cast("Iterable[object]", named.values())):
-        raise InvalidParameters("a client has something else than a string; turn it into one, or take a histogram")
+        raise InvalidParameters("a client's value is not a string; convert it, or use histogram")
     texts = {name: _ended(value, longest) for name, value in named.items()}
     growing, found = [b""], dict[str, int]()
     for length in range(1, longest + 2):
         if not growing:
             break
         if len(growing) > MOST_PREFIXES:
-            raise InvalidParameters(f"{len(growing)} prefixes are heavy, and {MOST_PREFIXES} may be; raise least")
+            raise InvalidParameters(f"{len(growing)} prefixes are heavy; the limit is {MOST_PREFIXES}: raise least")
         starts = {prefix: row for row, prefix in enumerate(growing)}
         other = _BYTES * len(starts)
 
@@ -419,9 +418,9 @@ def _counted(  # noqa: PLR0913 -- all but two by name
     corrupted: int | None,
     least: int = 0,
 ) -> list[int]:
-    """Return how many clients have each place, by a sum of vectors that are zero but for a one.
+    """Return the number of clients that chose each place, from a sum of one-hot vectors.
 
-    Counts below ``least`` are zeros where the protocol can withhold them.
+    Counts below ``least`` are zero if the protocol can withhold them.
     """
     clients, entry = len(chosen), find(protocol)
     made = planned(entry, clients, settings=given_in(protocol), dropped=leaving(drop, chosen), corrupted=corrupted)
@@ -444,7 +443,7 @@ def _counted(  # noqa: PLR0913 -- all but two by name
 
 
 def _place(places: Mapping[Bin, int], value: Bin) -> int:
-    """Return the bin of a value, or the last place, which is for values in no bin and for values without a hash."""
+    """Return the bin of a value, or the last place for values outside all bins or without a hash."""
     try:
         return places.get(value, len(places))
     except TypeError:
@@ -452,7 +451,7 @@ def _place(places: Mapping[Bin, int], value: Bin) -> int:
 
 
 def _ended(value: str, longest: int) -> bytes:
-    """Return a string's bytes with their end; none at all, which is not a string's, where it does not count."""
+    """Return a string's bytes with an end mark; empty if the string is not counted."""
     try:
         text = value.encode()
     except UnicodeEncodeError:

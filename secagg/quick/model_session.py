@@ -1,7 +1,7 @@
-"""Everything that a platform decides about sums of one model's updates, from the model and the cohort.
+"""Plans sums of a model's updates from the model and the number of clients.
 
-Server and clients make the same ``Session`` from the same model and the same numbers, so they need to agree on nothing
-else; a client refuses a session about anything that differs.
+Server and clients create equal ``Session`` objects from the same model and arguments; a client refuses a session with
+other parameters.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ USUAL_BITS: Final = 16
 MOST_EXAMPLES: Final = 1 << 30
 _NOTICEABLE: Final = 0.01
 _CLIPS: Final = 40
-"""Number of clips that are compared, each a quarter of a power of two below the one before."""
+"""Number of clips that are compared, each smaller by a factor of 2^(1/4)."""
 _ROOM: Final = 1.5
 _BLOCK: Final = 1 << 16
-"""Number of values whose intermediate ones stay in the processor's cache."""
+"""Number of values at a time, so that temporary arrays stay in the processor's cache."""
 _LAST_ROUND: Final = (1 << 64) - 1
 Form = TypeVar("Form")
 Model = TypeVar("Model")
@@ -73,7 +73,7 @@ LOG: Final = logging.getLogger("secagg.quick")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(Generic[Form]):
-    """Settings under which the updates of one model are summed; make it with ``for_model``."""
+    """Settings for sums of one model's updates; create it with ``for_model``."""
 
     entry: ProtocolEntry
     settings: Any
@@ -82,13 +82,13 @@ class Session(Generic[Form]):
     clip: float
     like: Form = field(repr=False)
     rows: Rows | None = None
-    """Rows that are withheld where few clients touched them."""
+    """The rows of tensors, if rows that few clients changed are withheld."""
     weighed: ModelUpdate | None = None
-    """The codec with counts of examples, where clients weigh by these."""
+    """The codec with counts of examples, if clients weigh by examples."""
     max_norm: float = math.inf
-    """Norm to which honest clients scale their updates before they are encoded."""
+    """Norm to which honest clients scale their updates before encoding."""
     zero_points: tuple[int, ...] = ()
-    """Middles of what an enclave bounds, where one is not 0."""
+    """Zero points about which an enclave measures norms; empty if all are 0."""
     _said: set[str] = field(default_factory=set[str], init=False, repr=False, compare=False)
 
     @staticmethod
@@ -115,39 +115,39 @@ class Session(Generic[Form]):
 
         Args:
             like: the model, or one update of it.
-            clients: how many are invited.
-            clip: values beyond it are clipped; a client that clips more than one value in a hundred says so in its log.
-            bits: of one value, 2 to 16. Rounding is random, so that means of values within the clip are unbiased.
-            protocol: by its name; or by its options, such as ``EnclaveOptions(minimum_cohort=5)``; or your own entry.
-            only: patterns, or one, of the tensors that are summed, such as ``"*lora*"``; by default every one.
-            exclude: patterns, or one, of those that are not, such as ``"*num_batches_tracked"``.
-            dropped: how many may leave on the way; by default one in three of up to 30 clients, 10 of up to 100, one in
-                ten of more, or as many as the protocol tolerates.
-            corrupted: how many may work with the server; by default one in ten, which default policies assume too.
-            max_norm: longest update that counts as it is; an enclave scales longer ones down, also those of malicious
+            clients: number of invited clients.
+            clip: maximum absolute value; a client that clips more than one value in a hundred logs a warning.
+            bits: bits of one value, 2 to 16. Rounding is random, so that means of values within the clip are unbiased.
+            protocol: a name, options such as ``EnclaveOptions(minimum_cohort=5)``, or the entry of a custom protocol.
+            only: one or more patterns of tensors to sum, such as ``"*lora*"`` (default: all).
+            exclude: one or more patterns of tensors to leave out, such as ``"*num_batches_tracked"``.
+            dropped: number of clients that may drop out (default: a third of up to 30 clients, 10 of up to 100, a tenth
+                of more, or as many as the protocol tolerates).
+            corrupted: number of clients that may collude with the server (default: one in ten, as in default policies).
+            max_norm: maximum norm of an update. An enclave scales longer ones down, including those of malicious
                 clients, and sees every update to do so. Other protocols refuse it.
-            max_norm_unenforced: the same with any protocol, and only honest clients scale their updates down.
-            full: how many examples count fully, where clients weigh by their examples: as much as examples / full, at
-                most 1 and at least 1/4, and 0 without any. By default every client weighs the same; with full=1 as
-                well, and the result says how many clients had any examples.
-            all_clients: how many are invited in all groups whose sums are added; by default there is one group.
-            at_least: withholds rows, such as embeddings of words, that fewer clients changed: they come back as zeros.
-                Takes an enclave; clients who say another number refuse each other's sessions.
-            rows: patterns, or one, of the tensors that have rows, which are the indices of their first axis; by default
-                those of two or more dimensions. Others are released whole: name a vector with a value for each word.
+            max_norm_unenforced: the same for any protocol, but only honest clients scale their updates.
+            full: number of examples that count fully. A client's weight is examples / full, at most 1 and at least
+                1/4, or 0 if it has no examples. By default weights are equal; with full=1 they are equal too, but the
+                result says how many clients had any examples.
+            all_clients: number of clients in all groups whose sums are added (default: one group).
+            at_least: minimum number of clients that change a row, such as the embedding of a word; other rows are
+                withheld and returned as zeros. Requires an enclave, and the same number at all clients.
+            rows: one or more patterns of tensors with rows, which are indices of the first axis (default: tensors of at
+                least two dimensions). Other tensors are released whole: name a vector with one value per word.
         Raises:
             InvalidParameters: no such session is safe, or a number is out of range; the message says what to change.
         """
         require_none(unknown, Session.for_model, protocol)
         if type(bits) is not int or not LEAST_BITS <= bits <= MAXIMUM_BITS:
-            raise InvalidParameters(f"bits is in {LEAST_BITS}..{MAXIMUM_BITS}; got {bits!r}")
+            raise InvalidParameters(f"bits must be between {LEAST_BITS} and {MAXIMUM_BITS}; got {bits!r}")
         require_cohort(clients)
         if not isinstance(cast("object", clip), Real) or not 2.0**-100 <= clip <= 2.0**100:
-            raise InvalidParameters(f"clip is a positive number in 2^-100..2^100; got {clip!r:.40}")
+            raise InvalidParameters(f"clip must be between 2^-100 and 2^100; got {clip!r:.40}")
         *patterns, named = ((each,) if isinstance(each, str) else tuple(each) for each in (only, exclude, rows))
         shapes, entry, settings = Shapes.of(like, *patterns), find(protocol), given_in(protocol)
         if all_clients is not None and not all_clients >= clients:
-            raise InvalidParameters(f"{clients} clients are a group of {clients} or more; got {all_clients} in all")
+            raise InvalidParameters(f"all_clients must be at least the {clients} clients of a group; got {all_clients}")
         most = all_clients or clients
         codec = ScalarQuantization(
             shape=(shapes.length,),
@@ -160,7 +160,7 @@ class Session(Generic[Form]):
         if max_norm_unenforced is not None and not (
             isinstance(cast("object", max_norm_unenforced), Real) and 0 < max_norm_unenforced < math.inf
         ):
-            raise InvalidParameters(f"max_norm_unenforced is a positive number; got {max_norm_unenforced!r:.40}")
+            raise InvalidParameters(f"max_norm_unenforced must be positive; got {max_norm_unenforced!r:.40}")
         kept, weighed, counts, zeros = None, None, None, tuple[int, ...]()
         if full is not None:
             require_integer("full", full, 1, MOST_EXAMPLES)
@@ -174,13 +174,13 @@ class Session(Generic[Form]):
         if at_least is not None:
             if full is not None:
                 raise InvalidParameters(
-                    "with at_least every client weighs the same: among the few of a row a number of examples tells one "
-                    "apart; leave out full and examples"
+                    "at_least requires equal weights, because a number of examples could identify one of a row's few "
+                    "clients; leave out full and examples"
                 )
             require_floor(at_least, entry, clients, usual_corrupted(clients) if corrupted is None else corrupted)
             kept = Rows.of(shapes, codec.layout, named, at_least)
         elif named:
-            raise InvalidParameters("rows are for at_least, how many clients a row needs to be released; give both")
+            raise InvalidParameters("rows only applies together with at_least, the minimum number of clients of a row")
         return Session(
             entry=entry,
             settings=made,
@@ -196,13 +196,13 @@ class Session(Generic[Form]):
 
     @property
     def step(self) -> float:
-        """The distance of two neighbouring codes: no value's error is larger."""
+        """Distance of neighbouring codes, the maximum rounding error of a value."""
         return self.codec.scales[0]
 
     def subject(self, *, task: bytes, round_number: int, model: Tree) -> Subject:
-        """Return what one session is about; each side makes its own from the model that it holds."""
+        """Return the subject of one session; server and clients each create it from their own model."""
         if not isinstance(cast("object", task), bytes):
-            raise InvalidParameters(f"a task is bytes, such as b'keyboard'; got {task!r}")
+            raise InvalidParameters(f"task must be bytes, such as b'keyboard'; got {task!r}")
         require_integer("round_number", round_number, 0, _LAST_ROUND)
         return Subject(
             task=task,
@@ -224,37 +224,37 @@ class Session(Generic[Form]):
         return self.entry.open_session(subject, self.settings, invited, helpers)
 
     def simulate(self, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:
-        """Return everybody in one process, for tests and experiments; that protects nobody."""
+        """Return a simulation of the server and all clients in one process, which protects nobody."""
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
     def update(
         self, tree: Tree, *, subject: Subject, coins: Coins, examples: int = 1, name: object = None
     ) -> LazyUpdate:
-        """Return a client's update for ``member.join``, encoded when the upload needs it; ``name`` is for its log."""
+        """Return a client's update for ``member.join``, encoded when the upload needs it; its log uses ``name``."""
         digest = subject.model_digest or bytes(32)
-        for _ in self.shapes.pieces(tree):  # An update of another form is refused here, before the server awaits it.
+        for _ in self.shapes.pieces(tree):  # An update of another form is refused here, before the server waits for it.
             pass
         return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
         )
 
     def zero(self, coins: Coins) -> Payload:
-        """Return the encoding of an update of zeros without any examples."""
+        """Return the encoding of an update of zeros without examples."""
         return self._encoded(np.zeros(self.shapes.length), coins, 0)
 
     def encode(self, tree: Tree, coins: Coins, name: object = None, examples: int = 1) -> Payload:
-        """Encode an update, NaN as 0, and log what clipping or rounding takes from it, and where."""
+        """Encode an update, with NaN as 0, and log what clipping and rounding lose, and in which tensors."""
         vector, whose = self.shapes.vector(tree), "this update" if name is None else f"the update of {name!r}"
         self._cut(vector, whose)
         if self.weighed is not None:
             counted = clamped_examples(examples, self.full)
             if counted != examples:
-                LOG.warning("%s has %d examples, which count as %d: full is %d", whose, examples, counted, self.full)
+                LOG.warning("%s has %d examples and counts as %d: full is %d", whose, examples, counted, self.full)
             examples = counted
         return self._encoded(vector, coins, examples)
 
     def _cut(self, vector: Vector, whose: str) -> None:
-        """Cut values to the clip and the vector to its norm, in place, and log what is lost, and where."""
+        """Clip the values and scale the vector to its norm, in place; log what is lost, and in which tensors."""
         if math.isnan(largest := max(float(vector.max()), -float(vector.min()))):
             missing = np.isnan(vector)
             LOG.warning("%s is NaN, which counts as 0, in %s", whose, self.shapes.holding(missing))
@@ -268,11 +268,11 @@ class Session(Generic[Form]):
                 self._warn_once("%s is beyond the clip of %g in %s; raise clip", whose, self.clip, found)
             np.clip(vector, -self.clip, self.clip, out=vector)
         if self.max_norm < math.inf and (norm := float(np.linalg.norm(vector))) > self.max_norm:
-            LOG.warning("%s has a norm of %.3g, and is scaled down to %g", whose, norm, self.max_norm)
+            LOG.warning("%s has a norm of %.3g and was scaled down to %g", whose, norm, self.max_norm)
             vector *= self.max_norm / norm
 
     def _warn_once(self, sentence: str, *found: object) -> None:
-        """Warn of the first update that needs another clip; others of the same session need it too."""
+        """Log a warning for the first update only; other updates of the session usually need the same change."""
         if sentence not in self._said:
             self._said.add(sentence)
             LOG.warning("%s. Other updates of this session are not reported", sentence % found)
@@ -285,29 +285,29 @@ class Session(Generic[Form]):
 
     @property
     def full(self) -> int:
-        """Number of examples that count fully; 1 where clients weigh the same."""
+        """Number of examples that count fully; 1 with equal weights."""
         return 1 if self.weighed is None else round(cast("FixedPoint", self.weighed.schemes[COUNTS]).clip)
 
     def counted(self, released: Released) -> Counted:
-        """Return the total of examples in a sum, and how many clients had any."""
+        """Return the total number of examples in a sum, and the number of clients that had any."""
         if self.weighed is None:
             return Counted(contributors=released.aggregate.contributors)
         return self.weighed.counted(released.aggregate)
 
     def clipped(self, vector: Vector) -> int:
-        """Return how many values are NaN or beyond the clip."""
+        """Return the number of values that are NaN or beyond the clip."""
         blocks = (vector[start : start + _BLOCK] for start in range(0, vector.size, _BLOCK))
         return sum(int(np.count_nonzero(~(np.abs(block) <= self.clip))) for block in blocks)
 
     def total(self, released: Released) -> Form:
-        """Return the sum of the updates, each as often as its examples count, in the form of the model."""
+        """Return the sum of the updates, each multiplied by its examples, in the form of the model."""
         found = self._sum(released.aggregate)
         found *= self.full
         total: Form = self.shapes.tree(found, self.like)
         return total
 
     def mean(self, released: Released) -> Form:
-        """Return the mean of the updates, weighted where clients weigh by examples, in the form of the model.
+        """Return the mean of the updates, weighted by examples if clients have them, in the form of the model.
 
         Raises:
             ThresholdNotMet: no client had any examples.
@@ -321,7 +321,7 @@ class Session(Generic[Form]):
         return mean
 
     def released_rows(self, released: Released) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return, for each tensor with rows, which of them were released; the others are zeros in sums and means."""
+        """Return which rows of each tensor were released; other rows are zeros in sums and means."""
         return {} if self.rows is None else self.rows.released(released.aggregate)
 
     def _sum(self, aggregate: Aggregate) -> Vector:
@@ -333,21 +333,21 @@ class Session(Generic[Form]):
 
 
 def clip_for(update: Tree, *, bits: int = USUAL_BITS) -> float:
-    """Propose a clip: what leaves an update the least error of clipping and rounding together, and half as much again.
+    """Suggest a clip: 1.5 times the one that minimizes an update's error of clipping and rounding.
 
-    Others' changes may be larger than this update's. A clip is public and says about how large the update is that it
-    was found from, so take one of public or made-up data.
+    The margin is for clients with larger changes. A clip is public and reveals the approximate size of the update, so
+    use an update from public or synthetic data.
 
     Raises:
-        InvalidParameters: nothing in it is finite and not 0.
+        InvalidParameters: the update has no finite value other than 0.
     """
     sizes = np.abs(Shapes.of(update).vector(update)).astype(np.float64)
     sizes = sizes[np.isfinite(sizes)]
     if not (largest := sizes.max(initial=0.0)):
-        raise InvalidParameters("an update that changes nothing has no clip; train first, or name another one")
+        raise InvalidParameters("the update has no finite value except 0; train first, or pass another update")
 
     def error(clip: float) -> float:
-        # A value that is rounded at random is off by a sixth of a squared step on average.
+        # The mean squared error of random rounding is a sixth of a squared step.
         step = clip / ((1 << (bits - 1)) - 1)
         return float(np.square(np.maximum(sizes - clip, 0)).sum()) + sizes.size * step**2 / 6
 
@@ -355,7 +355,7 @@ def clip_for(update: Tree, *, bits: int = USUAL_BITS) -> float:
 
 
 def require_none(unknown: Mapping[str, object], call: Callable[..., object], protocol: ChosenProtocol) -> None:
-    """Refuse arguments that a call does not have, and say what may be meant, or where an option is given."""
+    """Refuse unknown arguments, and suggest a similar one or where to pass a protocol's option."""
     known, options = [name for name in signature(call).parameters if name != "unknown"], find(protocol).settings
     for name in unknown:
         if name in declared(options):
@@ -370,28 +370,28 @@ def require_none(unknown: Mapping[str, object], call: Callable[..., object], pro
 
 
 def require_cohort(clients: int, corrupted: int = 0) -> None:
-    """Refuse a cohort that no sum hides."""
+    """Refuse a cohort that is too small to hide a client's update."""
     if type(clients) is not int or clients < LEAST_COHORT:
         raise InvalidParameters(f"a sum of fewer than {LEAST_COHORT} clients hides nobody; got {clients!r} clients")
     if clients - corrupted < LEAST_COHORT:
         raise InvalidParameters(
-            f"of {clients} clients {corrupted} may work with the server, which then sees what the other one sent: "
-            f"invite {LEAST_COHORT + corrupted} or more, or say corrupted={clients - LEAST_COHORT} if you trust them"
+            f"{corrupted} of {clients} clients may collude with the server, which then learns the other's update: "
+            f"invite {LEAST_COHORT + corrupted} or more, or set corrupted={clients - LEAST_COHORT} if you trust them"
         )
 
 
 def _norm_in_steps(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantization) -> int:
-    """Return the norm of an update in steps, where the protocol enforces one."""
+    """Return the maximum norm in steps; refuse a protocol that cannot enforce one."""
     if "max_norms" not in declared(entry.settings):
         raise InvalidParameters(
-            f"nobody enforces max_norm with {entry.name}, whose servers see no update alone: take protocol='enclave', "
+            f"{entry.name} cannot enforce max_norm, because its servers see no single updates: use protocol='enclave', "
             "or max_norm_unenforced, to which only honest clients scale"
         )
     length, step = codec.shape[0], codec.scales[0]
     if not isinstance(cast("object", max_norm), Real) or not max_norm >= step * math.sqrt(length):
         raise InvalidParameters(
-            f"max_norm is a number of at least {step * math.sqrt(length):.6g}, a step for each of {length} values; got "
-            f"{max_norm!r:.40}; take more bits, or a larger one"
+            f"max_norm must be at least {step * math.sqrt(length):.6g}, one step for each of {length} values; got "
+            f"{max_norm!r:.40}: raise it, or use more bits"
         )
     return min(math.floor(max_norm / step), MOST_NORM_STEPS)
 
@@ -407,15 +407,15 @@ def planned(
     """Return a protocol's settings for a cohort.
 
     Args:
-        settings: any of them by name, in place of what follows from the cohort.
+        settings: settings by name, which replace those planned from the cohort.
     Raises:
-        InvalidParameters: the protocol has no such setting, no session of so many clients has it, or there is to be
-            noise, whose bounds are in a codec's steps.
+        InvalidParameters: the protocol has no such setting or no such session of this number of clients, or noise is
+            set, which the quick interface does not plan.
     """
     if settings.get("noise_multiplier") is not None:
         raise InvalidParameters(
-            "the quick interface plans no noise: its rings have no room for any. Open a session of the protocol with "
-            "a codec whose ring has, as `secagg round --noise` and training do"
+            "the quick interface cannot add noise, because its rings have no room for it. Open a session of the "
+            "protocol with a codec that has room, as `secagg round --noise` and training do"
         )
     corrupted = usual_corrupted(clients) if corrupted is None else corrupted
     require_cohort(clients, corrupted)
@@ -435,7 +435,9 @@ def planned(
         return made
     who = f"{clients} clients with {corrupted} corrupted"
     if tolerated < 0:
-        raise InvalidParameters(f"{entry.name} has no session of {who}; invite more clients, or ask for less")
+        raise InvalidParameters(
+            f"{entry.name} has no session of {who}; invite more clients, or lower your requirements"
+        )
     can = f"at most {tolerated + late}" if tolerated + late else "no"
     raise InvalidParameters(
         f"{who} tolerate {can} dropouts; you asked for {most + late}. Plan for fewer, or invite more clients"

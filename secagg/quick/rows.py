@@ -1,4 +1,4 @@
-"""Rows of tensors that are withheld where few clients touched them."""
+"""Rows of tensors, which are withheld if only few clients changed them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .trees import Shapes, matches
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which tensors have rows, and what a client sends of them; a row is an index of the first axis."""
+    """The tensors that have rows, and the layout of an upload with them; a row is an index of the first axis."""
 
     paths: tuple[str, ...]
     layout: Layout
-    """A ring segment for each tensor, and where it has rows a row segment after it."""
+    """A ring segment for each tensor, followed by a row segment if it has rows."""
     whole: Layout
     """The codec's layout: all values in one ring segment."""
 
     @classmethod
     def of(cls, shapes: Shapes, whole: Layout, patterns: tuple[str, ...], least: int) -> Rows:
-        """Return the rows of the tensors that match a pattern; without one, of those of two or more dimensions."""
+        """Return the rows of tensors that match a pattern; without patterns, of tensors with two or more dimensions."""
         if unused := [one for one in patterns if not any(matches(path, (one,)) for path in shapes.paths)]:
-            raise InvalidParameters(f"rows names {unused[0]!r}, and no tensor that is summed has such a path")
+            raise InvalidParameters(f"rows has the pattern {unused[0]!r}, which matches no summed tensor")
         bits, paths, segments = whole.segments[0].ring.modulus_bits, list[str](), list[Segment]()
         for path, shape in zip(shapes.paths, shapes.shapes, strict=True):
             if not (size := math.prod(shape)):
@@ -44,7 +44,7 @@ class Rows:
                 paths.append(path)
                 segments.append(RowSegment((*shape, 1)[0], least=least))
         if not paths:
-            raise InvalidParameters("no tensor has two dimensions; name with rows= those whose values count as rows")
+            raise InvalidParameters("no tensor has two dimensions; name tensors whose values are rows with rows=")
         return cls(tuple(paths), Layout(tuple(segments), whole.version), whole)
 
     def split(self, payload: Payload) -> Payload:
@@ -60,7 +60,7 @@ class Rows:
         return Payload(self.layout, tuple(pieces))
 
     def joined(self, aggregate: Aggregate) -> Aggregate:
-        """Return a release in the codec's layout; rows that were withheld are zeros."""
+        """Return a release in the codec's layout, with zeros for withheld rows."""
         values = np.concatenate(self._released(aggregate, RingSegment))
         return Aggregate(self.whole, (values,), aggregate.contributors)
 
@@ -76,15 +76,15 @@ class Rows:
 
 
 def require_floor(least: int, entry: ProtocolEntry, clients: int, corrupted: int) -> None:
-    """Refuse a floor on the clients of a row that a protocol cannot keep, or that does not hide one of them."""
+    """Refuse a row minimum that the protocol cannot enforce, or that is too small to hide a client."""
     require_integer("at_least", least, LEAST_COHORT, clients)
     if RowSegment not in entry.segments:
         raise InvalidParameters(
-            f"{entry.name} opens the whole sum to its server, rows that one client alone touched included: take "
-            "protocol='enclave', which withholds them, or leave out at_least and hide each client by noise"
+            f"{entry.name} reveals the whole sum to its server, including rows that only one client changed: use "
+            "protocol='enclave', which withholds them, or leave out at_least and add noise"
         )
     if least - corrupted < LEAST_COHORT:
         raise InvalidParameters(
-            f"{corrupted} of the {least} clients of a row may work with the server, which then sees what the other one "
-            f"sent: take at_least={LEAST_COHORT + corrupted}, or corrupted={least - LEAST_COHORT} if you trust them"
+            f"{corrupted} of a row's {least} clients may collude with the server, which then learns the other's row: "
+            f"set at_least={LEAST_COHORT + corrupted}, or corrupted={least - LEAST_COHORT} if you trust them"
         )

@@ -1,7 +1,7 @@
-"""Models as the frameworks hold them: nested dictionaries, lists and tuples of arrays, seen as one vector.
+"""Converts models of the frameworks (nested dictionaries, lists and tuples of arrays) to one vector and back.
 
-A leaf is anything that NumPy reads as an array: of NumPy, torch, JAX or TensorFlow, and plain numbers, which are
-floats. A torch module stands for its ``state_dict``, and a Keras model for its ``get_weights``.
+A leaf is anything that NumPy reads as an array: arrays of NumPy, torch, JAX or TensorFlow, and Python numbers, which
+become floats. For a torch module its ``state_dict`` is used, for a Keras model its ``get_weights``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEAST_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Which tensors are summed, by their paths, in whose order they stand in the vector."""
+    """The summed tensors, by path, in the order of the vector."""
 
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -40,12 +40,12 @@ class Shapes:
 
     @classmethod
     def of(cls, like: Tree, only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Shapes:
-        """Return those of a model, by patterns of paths as a shell has them, such as ``"*lora*"``."""
+        """Return the tensors of a model whose paths match shell patterns such as ``"*lora*"``."""
         chosen = {path: (leaf.dtype, leaf.shape) for path, leaf in leaves(like) if _is_summed(path, only, exclude)}
         if strange := [path for path, (dtype, _) in chosen.items() if dtype.kind != "f"]:
             kinds = sorted({str(chosen[path][0]) for path in strange})
             raise InvalidParameters(
-                f"only floats have a mean, and {_shown(strange)} is of {', '.join(kinds)}; turn that into floats"
+                f"only floats can be summed, but {_shown(strange)} has type {', '.join(kinds)}; convert it to floats"
                 + (f", or leave it out with exclude={'*' + _NAME.split(strange[0])[-1]!r}" if strange[0] else "")
             )
         shapes = tuple(shape for _, shape in chosen.values())
@@ -60,12 +60,12 @@ class Shapes:
 
     @property
     def digest(self) -> bytes:
-        """Fingerprint that two parties compare to know that they sum the same tensors of a model."""
+        """Digest by which two parties check that they sum the same tensors of a model."""
         named = (f"{path}\0{shape}".encode() for path, shape in zip(self.paths, self.shapes, strict=True))
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
     def vector(self, tree: Tree) -> Vector:
-        """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
+        """Return all values as one vector: float64 if a leaf has 64 bits, otherwise float32."""
         # Zeros, since what memory holds by chance may be no number, and a wider type refuses to take it over.
         vector, start = np.zeros(self.length, np.float32), 0
         for piece in self.pieces(tree):
@@ -76,16 +76,16 @@ class Shapes:
         return vector
 
     def pieces(self, tree: Tree) -> Iterator[npt.NDArray[Any]]:
-        """Yield the leaves that are summed, each flat, or refuse a tree of another form."""
+        """Yield the summed leaves, flattened; refuse a tree of another form."""
         found = dict(_leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:
-            raise Misuse(f"an update holds {_shown(sorted(more))}, and the model does not; plan for a model that does")
+            raise Misuse(f"an update has {_shown(sorted(more))}, which the model lacks; plan for a model that has it")
         for path, shape in zip(self.paths, self.shapes, strict=True):
             leaf = _array_of(path, found[path]) if path in found else None
             if leaf is None or leaf.shape != shape or leaf.dtype.kind not in "fiu":
                 held = "nothing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
-                raise Misuse(f"an update holds {held}{_at(path)}, where the model has floats of shape {shape}")
+                raise Misuse(f"an update has {held}{_at(path)}, but the model has floats of shape {shape}")
             yield leaf.reshape(-1)
 
     def holding(self, marked: npt.NDArray[np.bool_]) -> str:
@@ -99,10 +99,10 @@ class Shapes:
         return ", ".join(found[:_SHOWN]) + (" and others" if len(found) > _SHOWN else "")
 
     def tree(self, vector: Vector, like: Tree) -> Tree:
-        """Return a vector in the form of a model, each leaf of the kind and dtype that the model has there.
+        """Return a vector in the form of a model, with the type and dtype of each of its leaves.
 
-        A leaf of 16 bits, which are coarser than a step, comes back with 32 bits, and one whose dtype ends before the
-        values do with 64. Tensors that are not summed are missing from dictionaries, and ``None`` in lists and tuples.
+        Leaves of 16 bits, which are coarser than a step, become 32 bits; leaves whose dtype overflows become 64 bits.
+        Tensors that are not summed are missing from dictionaries and ``None`` in lists and tuples.
         """
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         pieces = dict(zip(self.paths, np.split(vector, ends), strict=True))
@@ -115,7 +115,7 @@ class Shapes:
 
 
 def digest_of(tree: Tree) -> bytes:
-    """Return the digest of a model: what two parties compare to know that they train the same one."""
+    """Return the digest of a model, by which two parties check that they train the same one."""
     digest = hashlib.sha256()
     for path, leaf in leaves(tree):
         header = f"{path}\0{leaf.dtype.str}\0{leaf.shape}".encode()
@@ -125,10 +125,10 @@ def digest_of(tree: Tree) -> bytes:
 
 
 def leaves(tree: Tree) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Yield each leaf as an array, with its path: keys and positions with slashes between them, in the order of paths.
+    """Yield each leaf as an array with its path (keys and positions joined by slashes), sorted by path.
 
-    Two parties may hold one model in dictionaries of different order. A leaf is converted when it is its turn, so that
-    a model of 16 bits is never held in 32 as a whole.
+    Sorting makes the order independent of the order in dictionaries. Leaves are converted one at a time, so that a
+    16-bit model is never in memory as a whole with 32 bits.
     """
     return ((path, _array_of(path, leaf)) for path, leaf in _leaves(tree))
 
@@ -141,12 +141,12 @@ def _leaves(tree: Tree) -> list[tuple[str, Any]]:
 
     _mapped(_plain(tree), collect, "")
     if len({path for path, _ in found}) < len(found):
-        raise InvalidParameters("two tensors have one path; let no key of a dictionary hold a slash")
+        raise InvalidParameters("two tensors have the same path; remove slashes from the keys of dictionaries")
     return sorted(found, key=itemgetter(0))
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path matches one of some patterns, as a shell has them."""
+    """Return whether a path matches one of the shell patterns."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
@@ -160,7 +160,7 @@ def _plain(tree: Tree) -> Tree:
 
 
 def _mapped(tree: Tree, change: Callable[[str, Any], Any], path: str) -> Tree:
-    """Return the tree with each leaf changed; what becomes ``None`` leaves its dictionary."""
+    """Return the tree with each leaf changed; leaves that become ``None`` are removed from dictionaries."""
     join = f"{path}/{{}}".format if path else "{}".format
     if _is_mapping(tree):
         changed = {key: _mapped(tree[key], change, join(key)) for key in tree}
@@ -186,7 +186,7 @@ def _is_empty(tree: Tree) -> bool:
 
 def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any framework's
     if type(leaf) is int:
-        # No refusal: an integer beyond all floats is beyond the clip.
+        # An integer too large for a float becomes infinite and is clipped, rather than refused.
         leaf = float(leaf) if abs(leaf) < 1 << 1000 else math.inf * (1 if leaf > 0 else -1)
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
@@ -196,14 +196,14 @@ def _array_of(path: str, leaf: Any) -> npt.NDArray[Any]:  # noqa: ANN401 -- any 
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.dtype.kind == "c":
-        raise InvalidParameters(f"{_what(path)} holds complex numbers; give their .real and .imag as two arrays")
+        raise InvalidParameters(f"{_what(path)} has complex numbers; pass .real and .imag as two arrays")
     if array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(leaf, np.ndarray) else type(leaf).__name__
         raise InvalidParameters(
-            f"{_what(path)} is not an array of numbers, but of type {kind}; turn it into floats, or leave it out"
+            f"{_what(path)} is not an array of numbers but of type {kind}; convert it to floats, or leave it out"
         )
     if isinstance(leaf, np.ma.MaskedArray):
-        raise InvalidParameters(f"{_what(path)} hides some of its values; fill them in")
+        raise InvalidParameters(f"{_what(path)} is a masked array; fill in its masked values")
     return array
 
 

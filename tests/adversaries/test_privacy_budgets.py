@@ -218,7 +218,7 @@ def test_a_round_that_was_answered_does_not_use_up_the_budget(ledger: Callable[[
 @EACH
 def test_without_noise_a_client_with_a_budget_uploads_nothing(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
     with world_of(name, noise_multiplier=None) as world:
-        with pytest.raises(InvalidParameters, match="uploads nothing without noise") as caught:
+        with pytest.raises(InvalidParameters, match="never uploads without noise") as caught:
             uploaded(world, SUBJECT)
         assert caught.value.reason is Reason.BELOW_FLOOR
     assert ledger().uploads == 0

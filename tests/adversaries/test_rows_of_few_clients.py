@@ -227,7 +227,7 @@ def test_older_models_are_taken() -> None:
 
 @pytest.mark.parametrize("protocol", OTHERS)
 def test_other_protocols_refuse_with_the_reason(protocol: ProtocolName) -> None:
-    with pytest.raises(InvalidParameters, match=r"opens the whole sum to its server.*protocol='enclave'"):
+    with pytest.raises(InvalidParameters, match=r"reveals the whole sum to its server.*protocol='enclave'"):
         planned(protocol=protocol)
 
 
@@ -247,12 +247,12 @@ def test_other_protocols_open_no_session_with_rows(name: str) -> None:
     [
         ({"at_least": 1}, "at_least is an integer in 2..6"),
         ({"at_least": 7}, "at_least is an integer in 2..6"),
-        ({"at_least": 2}, "take at_least=3, or corrupted=0"),
-        ({"at_least": 4, "corrupted": 3}, "take at_least=5, or corrupted=2"),
-        ({"rows": "word"}, "rows names 'word'"),
-        ({"rows": ["words", "lost"]}, "rows names 'lost'"),
+        ({"at_least": 2}, "set at_least=3, or corrupted=0"),
+        ({"at_least": 4, "corrupted": 3}, "set at_least=5, or corrupted=2"),
+        ({"rows": "word"}, "rows has the pattern 'word'"),
+        ({"rows": ["words", "lost"]}, "rows has the pattern 'lost'"),
         ({"only": "bias"}, "no tensor has two dimensions"),
-        ({"at_least": None, "rows": "words"}, "give both"),
+        ({"at_least": None, "rows": "words"}, "rows only applies together with at_least"),
     ],
 )
 def test_what_hides_nobody_in_a_row_is_not_planned(given: dict[str, Any], expected: str) -> None:

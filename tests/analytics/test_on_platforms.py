@@ -86,7 +86,7 @@ def test_a_site_is_in_no_sum_of_fewer_sites_than_it_declares(tmp_path: Path) -> 
 @pytest.mark.parametrize("changed", [{"name": "others"}, {"least_clients": 4}, {"most_people": 7}, {"epsilon": 1}])
 def test_a_site_answers_no_other_declaration(tmp_path: Path, changed: dict[str, Any]) -> None:
     watched = Watched()
-    with pytest.raises(InvalidParameters, match=r"other statistics than this site declares|another model_digest"):
+    with pytest.raises(InvalidParameters, match=r"declaration differs from this site's|another model_digest"):
         joined(Answering(watched.site), offered(Plan(declared(**changed)), minimum_cohort=3), tmp_path)
     assert watched.read == 0
 
@@ -97,7 +97,7 @@ def test_a_server_that_names_the_declaration_and_sends_other_parameters_is_refus
     rounds, answering = Rounds(SecAggSettings(weighting="uniform", minimum_cohort=3)), Answering(watched.site)
     others = Plan(declared(most_people=7)).update
     task = rounds.asked(others, answering.plan.asked, clients=len(CLIENTS), task=RUN, number=1)
-    with pytest.raises(InvalidParameters, match="other statistics than this site declares") as raised:
+    with pytest.raises(InvalidParameters, match="declaration differs from this site's") as raised:
         joined(answering, task, tmp_path)
     assert raised.value.reason is Reason.BELOW_FLOOR
     assert watched.read == 0
@@ -144,7 +144,7 @@ def test_a_budget_that_is_spent_refuses_before_data_are_read(charges: SpentUpdat
 def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charges: SpentUpdates) -> None:
     watched = Watched()
     budgeted = Answering(watched.site, ClientNode(epsilon=3.0, attempts=1))
-    with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
+    with pytest.raises(InvalidParameters, match="never uploads without noise"):
         budgeted.late(charges, RUN, 1, IDENTITY, is_new=True)
     with pytest.raises(InvalidParameters, match="requires noise of 2, and the declaration has none"):
         Answering(watched.site, ClientNode(noise=2.0, norm=1.0))

@@ -112,7 +112,9 @@ def test_a_budget_says_for_how_many_sums_it_is_and_refuses_the_first_that_passes
     said = "the budget of a client, epsilon 8 at delta 1e-05, its update replaced by another, pays for 9 sums like this"
     assert any(line.startswith(said) for line in report["description"])
     assert main([*SMALL, *options, "--epsilon", "2"]) != 0
-    assert re.search(r"its budget is 2: its 0 uploads .* noise of 2\.\d+ times .* would fit", capsys.readouterr().err)
+    assert re.search(
+        r"its budget is 2: its 0 uploads .* a noise multiplier of 2\.\d+ would fit", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("release", ["decoded-sum", "histogram"])
@@ -237,8 +239,8 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--protocol", "enclave", "--topology", "full"], "--topology is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
         (["--protocol", "enclave", "--epsilon", "8"], "--epsilon is not for enclave, but for pairwise and one-message"),
-        (["--epsilon", "8"], "uploads nothing without noise"),
-        (["--noise", "1", "--epsilon", "0"], "budget_epsilon is above 0"),
+        (["--epsilon", "8"], "never uploads without noise"),
+        (["--noise", "1", "--epsilon", "0"], "budget_epsilon must be above 0"),
         (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
         (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
         (["--compression", "pq"], "pairwise sums no IndexSegment"),

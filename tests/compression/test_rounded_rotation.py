@@ -93,7 +93,7 @@ def test_whatever_is_encoded_is_within_the_bound(length: float) -> None:
 
 
 def test_a_ring_that_holds_no_sum_names_one_that_does() -> None:
-    with pytest.raises(InvalidParameters, match="take 9 bits"):
+    with pytest.raises(InvalidParameters, match="use 9 bits"):
         code(modulus_bits=7)
     code(modulus_bits=9)
 
@@ -102,7 +102,7 @@ def test_a_bound_below_the_least_norm_of_the_code_is_refused() -> None:
     scheme = code()
     least = int(rounded_norm(0, scheme.rotation.padded)) + 1
     chosen: dict[str, Any] = {"rotation": scheme.rotation, "clip": 0.5, "modulus_bits": 16, "clients": 20}
-    with pytest.raises(InvalidParameters, match=f"the least is {least}"):
+    with pytest.raises(InvalidParameters, match=f"the minimum is {least}"):
         RoundedRotation(l2_bound=least - 1, **chosen)
     RoundedRotation(l2_bound=least, **chosen)
 

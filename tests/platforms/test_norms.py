@@ -125,7 +125,7 @@ def test_honest_clients_keep_a_bound_that_nobody_enforces(folder: Path, caplog: 
         with caplog.at_level(logging.WARNING):
             change, _ = played(folder, Rounds(settings), longest)
     assert 0.99 * NORM < CLIENTS * norm_of(change) < NORM + 0.001
-    assert "norm is 15, and is scaled down to secagg-max-norm-unenforced, 0.5" in caplog.text
+    assert "norm is 15 and was scaled down to secagg-max-norm-unenforced, 0.5" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -317,5 +317,5 @@ def test_without_the_gap_the_loss_of_a_sum_of_narrow_noise_would_be_too_small() 
 
 def test_the_least_delta_is_taken_and_no_finer_one() -> None:
     require_delta(LEAST_DELTA)
-    with pytest.raises(InvalidParameters, match="a delta is a number from"):
+    with pytest.raises(InvalidParameters, match="delta must be at least"):
         require_delta(LEAST_DELTA / 2)

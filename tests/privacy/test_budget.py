@@ -110,8 +110,8 @@ def test_a_budget_pays_for_as_many_as_it_says_and_for_the_noise_that_it_names(
         budget.require_room(spent, min(uploads, count), cost, noise.multiplier)
     assert caught.value.reason is Reason.BUDGET_SPENT
     assert f"its {min(uploads, count)} uploads so far have spent" in str(caught.value)
-    if (named := re.search(r"noise of ([0-9.]+) times", str(caught.value))) is None:
-        assert "no noise is enough" in str(caught.value)
+    if (named := re.search(r"a noise multiplier of ([0-9.]+) would fit", str(caught.value))) is None:
+        assert "no noise would suffice" in str(caught.value)
         return
     settings = NoiseSettings(
         noise_multiplier=Fraction(named[1]),
@@ -136,9 +136,9 @@ def test_what_is_refused_says_what_was_spent_what_remains_and_what_to_change() -
     said = str(caught.value)
     assert f"would have spent epsilon {after:.6g} at delta 1e-06, its update replaced by another" in said
     assert f"its budget is 8: its {count} uploads so far have spent {before:.6g}, which leaves {8 - before:.6g}" in said
-    assert said.endswith("and this is 2: use more noise, exclude this client, or raise its budget")
+    assert said.endswith("and this one is 2: use more noise, exclude this client, or raise its budget")
     smaller = PrivacyBudget(epsilon=1.0, delta=DELTA)
-    with pytest.raises(InvalidParameters, match=r"which leaves 0; no noise is enough"):
+    with pytest.raises(InvalidParameters, match=r"which leaves 0; no noise would suffice"):
         smaller.require_room(cost.times(count), count, cost, noise.multiplier)
 
 
@@ -160,13 +160,13 @@ def test_a_budget_of_any_size_counts_no_more_than_a_million_releases() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, nan, inf, "8", None, True])
 def test_an_epsilon_that_bounds_nothing_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidParameters, match="epsilon of a budget"):
+    with pytest.raises(InvalidParameters, match="a budget's epsilon"):
         PrivacyBudget(epsilon=wrong, delta=DELTA)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1e-60, 1.0, -1e-9, nan, 0, "1e-6"])
 def test_a_delta_that_is_no_probability_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidParameters, match="a delta is a number from"):
+    with pytest.raises(InvalidParameters, match="delta must be at least"):
         PrivacyBudget(epsilon=1.0, delta=wrong)
 
 
@@ -188,14 +188,14 @@ def test_settings_have_a_budget_where_they_say_so() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"budget_epsilon": Fraction(0)}, "budget_epsilon is above 0"),
-        ({"budget_epsilon": Fraction(-1)}, "budget_epsilon is above 0"),
+        ({"budget_epsilon": Fraction(0)}, "budget_epsilon must be above 0"),
+        ({"budget_epsilon": Fraction(-1)}, "budget_epsilon must be above 0"),
         ({"budget_epsilon": Fraction(10**9 + 1)}, "at most 1,000,000,000"),
         ({"budget_epsilon": Fraction(10**400)}, "at most 1,000,000,000"),
         ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(0)}, "budget_delta above 0 and below 1"),
         ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1)}, "budget_delta above 0 and below 1"),
-        ({"budget_epsilon": Fraction(1, 10**400)}, "the epsilon of a budget"),
-        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)}, "a delta is a number from"),
+        ({"budget_epsilon": Fraction(1, 10**400)}, "a budget's epsilon"),
+        ({"budget_epsilon": Fraction(8), "budget_delta": Fraction(1, 10**400)}, "delta must be at least"),
     ],
 )
 def test_settings_whose_budget_is_none_are_refused(wrong: dict[str, Any], named: str) -> None:
@@ -208,7 +208,7 @@ def test_settings_with_a_budget_and_without_noise_are_refused() -> None:
     """A sum without noise would spend all of it."""
     facts = {"minimum_cohort": 8, "capacity": 10, "corrupted": 1}
     layout = Layout((RingSegment(40, 100),))
-    with pytest.raises(InvalidParameters, match="uploads nothing without noise"):
+    with pytest.raises(InvalidParameters, match="never uploads without noise"):
         BudgetedNoise(budget_epsilon=Fraction(8)).noise_for(layout, **facts)
     assert BudgetedNoise().noise_for(layout, **facts) is None
 

@@ -122,7 +122,7 @@ def test_a_client_is_clipped_before_its_noise_whatever_its_codec_did() -> None:
 
 def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> None:
     other = Layout((RingSegment(20, 5),))
-    with pytest.raises(Misuse, match="layout that it was planned for"):
+    with pytest.raises(Misuse, match="differs from the one that the noise was planned for"):
         planned().add_to(zeros(other), SystemCoins())
     changed = zeros()
     changed.values[0][:] = 1 << 20
@@ -134,16 +134,16 @@ def test_noise_is_for_one_layout_and_for_payloads_that_are_in_their_rings() -> N
     ("settings", "session", "message"),
     [
         ({}, {"corrupted": 60}, "raise minimum_cohort above the number of corrupted"),
-        ({"noise_multiplier": Fraction(-1)}, {}, "is positive"),
-        ({"noise_multiplier": Fraction(0)}, {}, "is positive"),
-        ({"l2_bounds": ()}, {}, "1 integers from 1 on"),
-        ({"l2_bounds": (0,)}, {}, "1 integers from 1 on"),
+        ({"noise_multiplier": Fraction(-1)}, {}, "must be positive"),
+        ({"noise_multiplier": Fraction(0)}, {}, "must be positive"),
+        ({"l2_bounds": ()}, {}, "1 positive integers"),
+        ({"l2_bounds": (0,)}, {}, "1 positive integers"),
         ({"l2_bounds": (12,), "noise_kind": NoiseKind.DISCRETE_GAUSSIAN}, {}, "share as DISCRETE_GAUSSIAN noise"),
         ({"l2_bounds": (1,)}, {}, "share as SKELLAM noise"),
-        ({"noise_multiplier": Fraction(10**30)}, {}, "or a wider ring"),
-        ({"noise_multiplier": Fraction(1, 10**30)}, {}, "at least"),
-        ({"noise_multiplier": Fraction(10**45 + 1, 10**45)}, {}, "to fewer digits"),
-        ({"l2_bounds": (71,), "is_rotated": True}, {}, "the least is 72"),
+        ({"noise_multiplier": Fraction(10**30)}, {}, "or use a wider ring"),
+        ({"noise_multiplier": Fraction(1, 10**30)}, {}, "or more, or use a finer step"),
+        ({"noise_multiplier": Fraction(10**45 + 1, 10**45)}, {}, "round the noise multiplier"),
+        ({"l2_bounds": (71,), "is_rotated": True}, {}, "the minimum is 72"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_refused(
@@ -158,9 +158,9 @@ def test_a_ring_that_does_not_hold_the_noise_names_the_multiplier_that_it_holds(
     settings = replace(SETTINGS, l2_bounds=(300,), is_rotated=is_rotated)
     layout = Layout((RingSegment(17 if not is_rotated else 14, 20_000),))
     planned(settings, layout)
-    with pytest.raises(CapacityExceeded, match="hold") as refused:
+    with pytest.raises(CapacityExceeded, match="rings are too narrow") as refused:
         planned(replace(settings, noise_multiplier=Fraction(100)), layout)
-    found = re.search(r"noise_multiplier = ([\d.]+) at most", str(refused.value))
+    found = re.search(r"noise_multiplier = ([\d.]+) or less", str(refused.value))
     assert found is not None
     planned(replace(settings, noise_multiplier=Fraction(found[1])), layout)
     with pytest.raises(CapacityExceeded):
@@ -191,7 +191,7 @@ def test_the_greatest_and_the_least_multiplier_are_taken() -> None:
 
 def test_a_multiplier_that_is_the_only_one_is_named() -> None:
     settings = replace(SETTINGS, noise_multiplier=Fraction(1, 10**9), l2_bounds=(1,))
-    with pytest.raises(InvalidParameters, match=r"take noise_multiplier = 0\.25 at least"):
+    with pytest.raises(InvalidParameters, match=r"set noise_multiplier = 0\.25 or more"):
         planned(settings, Layout((RingSegment(17, 4),)), minimum_cohort=1, corrupted=0, capacity=64_955)
 
 
@@ -226,7 +226,7 @@ def test_whatever_a_refusal_names_is_taken(data: st.DataObject) -> None:
     try:
         plan(settings)
     except (InvalidParameters, CapacityExceeded) as refused:
-        if found := re.search(r"take noise_multiplier = ([\d.]+) at", str(refused)):
+        if found := re.search(r"set noise_multiplier = ([\d.]+) or", str(refused)):
             plan(replace(settings, noise_multiplier=Fraction(found[1])))
 
 
@@ -277,7 +277,7 @@ def test_no_warning_is_given_on_the_line_itself() -> None:
 def test_an_epsilon_is_said_to_be_unknown_where_the_accountant_is_missing_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(InvalidParameters, match="a delta is a number from"):
+    with pytest.raises(InvalidParameters, match="delta must be at least"):
         said_epsilon(planned(), delta=0)
     monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
     assert said_epsilon(planned()).startswith("epsilon unknown (")

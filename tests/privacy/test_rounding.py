@@ -81,7 +81,7 @@ def test_coins_are_overwritten() -> None:
 
 
 def test_what_cannot_be_short_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="the least is 51"):
+    with pytest.raises(InvalidParameters, match="the minimum is 51"):
         unrounded_norm(50, 10_000)
     assert unrounded_norm(51, 10_000) > 0
     with pytest.raises(CapacityExceeded, match="clip it"):
@@ -110,13 +110,13 @@ def test_the_bound_for_a_ring_is_the_largest_that_fits(bits: int, length: int, c
 
 
 def test_a_ring_that_holds_nothing_names_one_that_does() -> None:
-    with pytest.raises(InvalidParameters, match="take 14 bits"):
+    with pytest.raises(InvalidParameters, match="use 14 bits"):
         bound_for_ring(9, 1_000_000, 100, 4.0)
     assert bound_for_ring(14, 1_000_000, 100, 4.0)
 
 
 def test_a_bound_is_in_the_ring_even_where_a_sum_behind_a_rotation_would_be() -> None:
-    with pytest.raises(InvalidParameters, match="hold no sum of 1 updates"):
+    with pytest.raises(InvalidParameters, match="too few for a sum of 1 updates"):
         bound_for_ring(4, 10_000, 1, 0.0)
     assert bound_for_ring(4, 150, 1, 0.0) == Ring(4).greatest == int(rounded_norm(0, 150)) + 1
 

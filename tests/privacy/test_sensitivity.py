@@ -166,7 +166,7 @@ def test_nothing_that_counts_moves_nothing() -> None:
 @pytest.mark.parametrize("of", [of_vector, of_histogram])
 def test_numbers_below_zero_and_of_other_types_are_refused(of: Callable[..., int]) -> None:
     for given in (-1, 1.0, True):
-        with pytest.raises(InvalidParameters, match="an integer from 0 on"):
+        with pytest.raises(InvalidParameters, match="an integer of at least 0"):
             of(given, Adjacency.REPLACE)
     with pytest.raises(Misuse):
         of(1, 2)

@@ -126,7 +126,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
     [
         (("secagg.protocol=two-servers", "secagg.mode=ideal"), "two-servers itself would add the noise"),
         (("secagg.mode=ideal",), "set secagg.mode = 'real'"),
-        (("secagg.protocol=pairwise", "compression.scheme=rotated"), "8 bits hold no sum of 6 updates"),
+        (("secagg.protocol=pairwise", "compression.scheme=rotated"), "8 bits are too few for a sum of 6 updates"),
         (("secagg.protocol=pairwise", "privacy.epsilon=0.1"), "would have spent epsilon"),
         (("secagg.protocol=pairwise", "privacy.epsilon=0.1", "secagg.mode=ideal"), "would have spent epsilon"),
         (("secagg.every=2",), "secagg.every = 1"),
