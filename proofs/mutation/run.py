@@ -42,10 +42,10 @@ _INTRODUCTION: Final = """\
 # Mutants: the scores of the last run
 
 Written by `python proofs/mutation/run.py --table --write`;
-[README.md](../README.md#mutants) says what a mutant is. The rooms are listed in
-[rooms.py](rooms.py) with the tests and cases that judge them, and survivors
-with the reason in [explained.toml](explained.toml). A room that was not run is
-named so.
+[README.md](../README.md#mutants) says what a mutant is. [rooms.py](rooms.py) lists the
+packages with the tests and cases that judge them, and
+[explained.toml](explained.toml) the survivors with their reasons. Packages that
+were not run are marked.
 
 """
 
