@@ -32,9 +32,7 @@ def test_every_citation_resolves(repository: Path) -> None:
     repeated = sorted({entry for entry in entries if entries.count(entry) > 1})
     assert not repeated, f"proofs/REFERENCES.md has several entries for {repeated}: keep one of each"
     cited = {(key, file) for file, text in prose_of_repository(repository) for key in citations_in(text)}
-    assert cited, (
-        "no citation was found in the code; expected, for example, `[BIK+17] Fig. 4` or `[RFC 7748] section 5`"
-    )
+    assert cited, "no citation was found in the code; one looks like `[BIK+17] Fig. 4` or `[RFC 7748] section 5`"
     unresolved = sorted(f"[{key}] in {file}" for key, file in cited if key not in entries)
     assert not unresolved, "add to proofs/REFERENCES.md, as `- **[KEY]** ...`:\n" + "\n".join(unresolved)
 

@@ -98,9 +98,7 @@ def test_no_lazy_name_equals_the_name_of_a_module(repository: Path, face: str) -
     """Importing the module would replace the name by the module."""
     names: list[str] = importlib.import_module(face).__all__
     report(
-        f"rename {face}.{name}: a module has the same name"
-        for name in names
-        if f"{face}.{name}" in shipped_modules(repository)
+        f"rename {face}.{name}: it is a module too" for name in names if f"{face}.{name}" in shipped_modules(repository)
     )
 
 

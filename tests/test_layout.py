@@ -75,8 +75,7 @@ TOP_ROOMS = (
 )
 ROOMS = {
     "face": "secagg/__init__.py only imports lazy; the core names and the quick interface are loaded lazily",
-    "core": "a core module may only import its own level and lower levels; move the code, or change its level in "
-    "CORE_LEVELS",
+    "core": "a core module may only import its own level and lower ones; move the code, or its level in CORE_LEVELS",
     "compression": "a scheme may only import the core; schemes and protocols meet in secagg.contract",
     "protocols": "a protocol may only import the core and itself; schemes and protocols meet in secagg.contract",
     "conformance": "the conformance suite may only import the core",
@@ -126,9 +125,7 @@ def check_package_list(root: Path) -> None:
         found |= {module.package, ".".join(module.package.split(".")[:2])}
         folder = module.file.parent
         if folder.parent != root or folder.name not in LINKED_ROOMS:
-            assert (folder / "__init__.py").exists(), (
-                f"add {folder.relative_to(root)}/__init__.py: the folder contains modules"
-            )
+            assert (folder / "__init__.py").exists(), f"add {folder.relative_to(root)}/__init__.py: it has modules"
     report(f'add "{package}" to `packages` in pyproject.toml' for package in found - listed)
     report(f'remove "{package}" from `packages` in pyproject.toml' for package in listed - found - WITHOUT_MODULES)
 
@@ -143,9 +140,7 @@ def check_standard_library_from_root(root: Path) -> None:
     )
     command = [sys.executable, "-E", "-B", "-c", program]
     child = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - fixed command
-    assert child.returncode == 0, (
-        f"rename the files that shadow the standard library in the repository root:\n{child.stderr}"
-    )
+    assert child.returncode == 0, f"rename files that shadow the standard library in the root:\n{child.stderr}"
     files = [Path(line) for line in child.stdout.splitlines()]
     report(f"rename {file}: it shadows the standard library" for file in files if file.is_relative_to(root))
 
@@ -157,9 +152,7 @@ def check_import_direction(root: Path) -> None:
     graph: dict[str, set[str]] = {}
     for module in modules.values():
         where = module.file.relative_to(root)
-        assert room_of(module.name) in ROOMS, (
-            f"{where}: add it to CORE_LEVELS or to the packages in tests/test_layout.py"
-        )
+        assert room_of(module.name) in ROOMS, f"{where}: add it to CORE_LEVELS or to ROOMS in tests/test_layout.py"
         for use in uses_in(module.file.read_text(encoding="utf-8"), module.package):
             imported = nearest(use.name, known)
             faults = [*outside_faults(module.name, use.name), *direction_faults(module.name, imported)]

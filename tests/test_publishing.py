@@ -117,10 +117,10 @@ def test_messages_only_name_documents_in_the_wheel(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("x = 'see SECURITY.md'", ["1 names SECURITY.md, which is not in the wheel"]),
-        ("x = f'as {1} of protocols/README.md'", ["1 names protocols/README.md, which is not in the wheel"]),
-        ("x = 'run make bench'", ["1 names make bench, which is not in the wheel"]),
-        ("x = 'see benchmarks/README'", ["1 names benchmarks/, which is not in the wheel"]),
+        ("x = 'see SECURITY.md'", ["1 names SECURITY.md, which the wheel lacks"]),
+        ("x = f'as {1} of protocols/README.md'", ["1 names protocols/README.md, which the wheel lacks"]),
+        ("x = 'run make bench'", ["1 names make bench, which the wheel lacks"]),
+        ("x = 'see benchmarks/README'", ["1 names benchmarks/, which the wheel lacks"]),
         ("x = f'in {files() / \"README.md\"}'", []),
         ('"""See SECURITY.md."""', []),
     ],
@@ -133,9 +133,7 @@ def message_faults(text: str, shipped: set[str]) -> Iterator[str]:
     """Check every string that is not a docstring: a file that it names must be in package-data."""
     for line, said in strings_of(ast.parse(text)):
         named = {*DOCUMENT.findall(said), *(found[0] for found in REPOSITORY_ONLY.finditer(said))}
-        yield from (
-            f"{line} names {name}, which is not in the wheel" for name in named - shipped - WRITTEN_BY_THE_PROGRAM
-        )
+        yield from (f"{line} names {name}, which the wheel lacks" for name in named - shipped - WRITTEN_BY_THE_PROGRAM)
 
 
 def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -206,16 +206,12 @@ def compare(source: ModuleType, model: str, bound: Bound, meaning: Mapping[str, 
         assert label is not None, f"{model}.pv names {name}, but no label has this name"
         assert bound[label], f"a session binds nothing to {label.name}"
         for parts in bound[label]:
-            assert len(parts) == len(fields), (
-                f"{model}.pv gives {name} {fields}, but the library binds {len(parts)} parts"
-            )
+            assert len(parts) == len(fields), f"{model}.pv gives {name} {fields}, the library {len(parts)} parts"
             strange = [field for field, part in zip(fields, parts, strict=True) if not meaning[field](part)]
             assert not strange, f"{model}.pv: {name} has another field in place of {strange}"
 
 
-def test_fields_in_another_order_are_detected(
-    session_and_bound: tuple[InsecurePairwiseSession, Bound],
-) -> None:
+def test_fields_in_another_order_are_detected(session_and_bound: tuple[InsecurePairwiseSession, Bound]) -> None:
     session, bound = session_and_bound
     meaning = readings(session)
     fields = ("attempt", "client", "mask", "channel", "commitment")

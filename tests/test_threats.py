@@ -54,9 +54,7 @@ def threats(repository: Path) -> list[dict[str, Any]]:
 
 
 def test_every_threat_names_existing_tests(threats: list[dict[str, Any]], tests: Existing) -> None:
-    faults = [
-        f"{each['attack']}: {name} does not exist" for each in threats for name in each["tests"] if not tests.has(name)
-    ]
+    faults = [f"{each['attack']}: no {name}" for each in threats for name in each["tests"] if not tests.has(name)]
     assert not faults, "\n".join(faults)
     assert all(threat["tests"] for threat in threats), [each["attack"] for each in threats if not each["tests"]]
 

@@ -109,15 +109,9 @@ def sentences(theory: str) -> tuple[Sentence, ...]:
         require(allowed, f"proofs/coq/{theory}.v has `{text}`, which is not an allowed kind of sentence")
         depth += text.startswith("Section ") - text.startswith("End ")
         require(depth > 0 or not SECTIONED.match(text), f"`{text}` is outside a section in {theory}.v")
-        require(
-            not COERCES.match(text),
-            f"`{text}` makes a coercion, which later text hides; write the field out",
-        )
+        require(not COERCES.match(text), f"`{text}` makes a coercion, which later text hides; write the field out")
         in_proof = PROVED.match(text) is not None
-        require(
-            in_proof or not DEFINES.match(text) or ":=" in text,
-            f"`{text}` is defined by a proof; write the term",
-        )
+        require(in_proof or not DEFINES.match(text) or ":=" in text, f"`{text}` is defined by a proof; write it out")
         lines = (line.rstrip() for line in part.strip().splitlines())
         shown = "\n".join(line for line in lines if line)
         found.append(Sentence(text, f"{shown}.", in_proof))
@@ -154,7 +148,4 @@ def check_sources() -> None:
         require(found is None, f"proofs/coq/{name}.v has `{found and found[0]}`: prove it")
     proved = [theorem for name in THEORIES[:-1] for theorem in theorems_of(name)]
     differing = sorted(set(stated()) ^ set(proved))
-    require(
-        not differing,
-        f"statements.v must restate exactly the other theories' theorems; see {differing}",
-    )
+    require(not differing, f"statements.v must restate exactly the other theories' theorems; see {differing}")

@@ -24,9 +24,7 @@ def check_symbolic() -> None:
     """Ask ProVerif all queries, if it is available."""
     proverif = found_or_built()
     if proverif is None:
-        missing = (
-            f"ProVerif is missing: set {BINARY} to the program, or {SOURCE} to the folder of its source (2.04 or later)"
-        )
+        missing = f"ProVerif is missing: set {BINARY} to it, or {SOURCE} to the folder of its source (2.04 or later)"
         require("symbolic" not in sys.argv[1:], missing)
         say(f"symbolic: NOT RUN, no model in proofs/symbolic/ was checked. {missing}")
         return

@@ -35,9 +35,7 @@ def check_theories(*, afresh: bool = True) -> None:
     require(version == due, f"{PRINTED.name} has the output of Coq {due}, but this is {version}; install that version")
     differing = sorted(name for name in printed.keys() | pinned.keys() if printed.get(name) != pinned.get(name))
     shown = ", ".join(differing)
-    require(
-        not differing, f"Coq's output differs from its pins: {shown}\nreview, then run `proofs/check print NAME ...`"
-    )
+    require(not differing, f"Coq prints other text than pinned: {shown}\nreview, then `proofs/check print NAME ...`")
     say(f"coq: Coq prints {len(printed) - 1} statements and definitions as pinned")
 
 
@@ -53,10 +51,7 @@ def take_over(names: list[str]) -> None:
     lines = [f'"{name}" = "{digest}"' for name, digest in sorted(kept.items())]
     PRINTED.write_text("\n".join((PREFACE, *lines, "")), encoding="utf-8")
     left = sorted(name for name in printed.keys() | kept.keys() if printed.get(name) != kept.get(name))
-    require(
-        not left,
-        f"Coq's output still differs: {', '.join(left)}; pin these as well, or restore the theories",
-    )
+    require(not left, f"not as pinned: {', '.join(left)}; pin these as well, or restore the theories")
 
 
 def as_printed() -> dict[str, str]:

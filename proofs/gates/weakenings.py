@@ -55,8 +55,8 @@ class Weakening:
     before: str
     after: str
     noticed_by: str = STATEMENTS
-    """The pinned statements or claims, what Coq prints, a case of the model, a family of the solver, a kind of inputs
-    of the reference, a query of the symbolic models, or a test that a claim names.
+    """The pinned statements or claims, what Coq prints, a case of the model, a family of the solver, a kind of compared
+    inputs, a query of the symbolic models, or a test that a claim names.
     """
 
     @property
@@ -76,10 +76,7 @@ class Weakening:
     def make(self, tree: Path) -> None:
         """Make the change in a copy of the repository."""
         source = (tree / self.file).read_text(encoding="utf-8")
-        require(
-            source.count(self.before) == 1,
-            f"`{self.name}` must change exactly one place in {self.file}",
-        )
+        require(source.count(self.before) == 1, f"`{self.name}` must change exactly one place in {self.file}")
         (tree / self.file).write_text(source.replace(self.before, self.after), encoding="utf-8")
 
 
@@ -351,10 +348,7 @@ def named_tests() -> set[str]:
 def _is_green(tree: Path, noticed_by: str) -> bool:
     if noticed_by in {STATEMENTS, CLAIMS}:
         return _check(tree, noticed_by)
-    require(
-        _check(tree, "claims"),
-        "the check fails with renewed digests, so what else detects this is unknown",
-    )
+    require(_check(tree, "claims"), "the check fails with renewed digests, so nothing else was tested")
     if noticed_by == PRINTED:
         return _check(tree, "recheck")
     for kind, part in PARTS.items():

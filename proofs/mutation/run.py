@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--renamed", nargs=2, metavar=("OLD", "NEW"), help="carry explanations over a rename")
     parser.add_argument("--word", default="", help="word in the names of mutants to try")
     parser.add_argument(
-        "--seconds", type=float, default=_SECONDS, help="maximum seconds of tests for one mutant (default: %(default)s)"
+        "--seconds", type=float, default=_SECONDS, help="seconds of tests for one mutant (default: %(default)s)"
     )
     parser.add_argument("--deeper", action="store_true", help="try survivors again with more tests and the model")
     parser.add_argument("--first", default="", help="word in the names of tests to run first")

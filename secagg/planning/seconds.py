@@ -92,9 +92,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if not 0 < self.megabits < inf or not 0 <= self.latency < inf:
-            raise InvalidParameters(
-                f"--megabits must be above 0 and --latency at least 0; got {self.megabits} and {self.latency}"
-            )
+            raise InvalidParameters("--megabits must be above 0 and --latency at least 0; correct them")
 
 
 def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:
@@ -283,9 +281,7 @@ class Farm:
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= 1 << 20 or not 0 < self.gigabits < inf:
-            raise InvalidParameters(
-                f"--workers must be between 1 and 1,048,576, --gigabits above 0; got {self.workers}, {self.gigabits}"
-            )
+            raise InvalidParameters("--workers must be between 1 and 1,048,576, and --gigabits above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,8 +333,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
         name="a client computes",
         value=one.client_seconds / each,
         unit="s",
-        assumes="one core like this one, all messages together; a device with a tenth of its speed takes ten times as "
-        "long",
+        assumes="one core like this one, all messages together; a device that is ten times slower takes ten times that",
     )
     yield Line(
         name="all clients send",

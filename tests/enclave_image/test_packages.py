@@ -176,9 +176,7 @@ def test_no_package_replaces_a_file_of_another_package() -> None:
     one: Files = {"usr/bin/a": Entry(b"1")}
     add(one, "same.deb", {"usr/bin/a": Entry(b"1")})
     for other in (Entry(b"2"), Entry(b"1", 0o755), Entry(b"", target="b")):
-        with pytest.raises(
-            InvalidParameters, match=r"other\.deb and an earlier package contain different files usr/bin/a"
-        ):
+        with pytest.raises(InvalidParameters, match=r"other\.deb .* different files usr/bin/a"):
             add(one, "other.deb", {"usr/bin/a": other})
     assert one == {"usr/bin/a": Entry(b"1")}
 
@@ -233,10 +231,7 @@ def test_links_are_followed_but_loops_are_refused() -> None:
 def test_the_libraries_of_a_program_are_found_and_a_missing_one_is_named() -> None:
     program = Path(sys.executable).resolve().read_bytes()
     assert {"libc.so.6", "ld-linux-x86-64.so.2"} <= set(linked_libraries(program))
-    with pytest.raises(
-        InvalidParameters,
-        match=r"no locked package contains .*add (that package|the package that does)",
-    ):
+    with pytest.raises(InvalidParameters, match=r"no locked package contains .*; add "):
         selected({"usr/bin/python3.13": Entry(program)}, ())
 
 

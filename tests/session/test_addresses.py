@@ -124,9 +124,7 @@ def test_a_server_sends_requests_to_one_key_in_one_role(serving: Ends) -> None:
     assert not wrong.echo.asked
 
 
-def test_a_peer_that_claims_a_key_that_it_does_not_have_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_claims_a_key_without_having_it_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger sends the server's key, but signs with its own."""
     named = sockets._name  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
