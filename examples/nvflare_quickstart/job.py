@@ -15,7 +15,7 @@ def made() -> NumpyFedAvgRecipe:
     recipe = NumpyFedAvgRecipe(
         name="quickstart", model=[0.0, 0.0, 0.0], min_clients=SITES, num_rounds=ROUNDS, train_script="client.py"
     )
-    secure(recipe, metrics="error", full_weight=768)
+    secure(recipe, metrics="error")
     return recipe
 
 
