@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.entropy import Coins
@@ -16,7 +14,6 @@ from secagg.crypto.merkle import NODE_BYTES
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined
-from secagg.errors import InvalidParameters
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, NO_STANDING, SIGNATURE_BYTES
@@ -147,10 +144,8 @@ def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None
     rare = clients // ONE_IN
     corrupted, leaving = (rare, rare) if dropped is None else (usual_corrupted(clients), dropped)
     settings = PairwiseOptions(corrupted=corrupted, dropped=leaving, suite=suite)
-    try:
-        configuration = _planned(layout, clients, replace(settings, topology=Topology.SPARSE))
-    except InvalidParameters:
-        configuration = _planned(layout, clients, replace(settings, topology=Topology.FULL))
+    subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
+    configuration = plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
     degree = configuration.degree_among(clients)
     # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
     masks = clients - rare + rare * degree
@@ -180,11 +175,6 @@ class _Zeros:
 
     def draw(self, count: int) -> bytearray:
         return bytearray(count)
-
-
-def _planned(layout: Layout, clients: int, settings: PairwiseOptions) -> SessionConfiguration:
-    subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
-    return plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
 
 
 def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tuple[int, int]:

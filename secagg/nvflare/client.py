@@ -119,11 +119,6 @@ class SecAggClient(FLComponent):
         self.held: HeldModel | None = None
         """The model that this site holds, with a compressed downlink."""
 
-    @property
-    def least_cohort(self) -> int:
-        """Return the least cohort that the job's policy accepts."""
-        return self._settings.policy.minimum_cohort
-
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         del fl_ctx
         if event_type == EventType.END_RUN:

@@ -19,6 +19,7 @@ from nvflare.recipe.spec import Recipe
 from secagg.adapters import AdapterPlan
 from secagg.errors import InvalidParameters, Reason
 from secagg.platforms import LOG
+from secagg.platforms.client_round import begun_app
 from secagg.platforms.settings import LEAST_CLIENTS, SUMS, SecAggSettings
 
 from .client import COMPONENT, STAGE_TASK, SecAggClient, SecAggExecutor, SecAggFilter
@@ -86,7 +87,7 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
         return settings if adapter is None else adapter.settings(steps, clients=clients, bits=bits, **settings)
 
     checked = SecAggSettings.of(fitted(LEAST_CLIENTS))
-    insists = SecAggClient(policy, scheme).least_cohort
+    insists = begun_app(policy or {}, scheme)[0].policy.minimum_cohort
     for name, value, is_valid in (
         ("poll", poll, 0 < poll < inf),
         ("training_timeout", training_timeout, 0 <= training_timeout < inf),

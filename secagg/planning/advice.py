@@ -89,7 +89,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     for protocol in comparison.protocols:
         if (found := next((option for option in usable if option.protocol == protocol), None)) is not None:
             yield f"  {protocol}: {found.costs.up_bytes:,} bytes, {request.setting(found.scheme)}"
-    yield from (f"Left out: {sentence}." for sentence in comparison.impossible)
+    yield from _left_out(comparison, are_absent=True)
     yield "NVFlare's secure() and `secagg serve --set` take the same, without secagg-."
     others = ", ".join(scheme for scheme in Scheme if not request.setting(scheme))
     yield f"No platform has these, only `secagg train`: {others}."
@@ -126,11 +126,16 @@ def explained(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         f"One client can change a sum by any amount, except with {' and '.join(sorted(INDEXED))} in the enclave or "
         "between two servers, which check that each block has one index."
     )
-    shown = {*comparison.impossible}
-    yield from (f"Left out: {sentence}." for sentence in comparison.left_out if sentence not in shown)
+    yield from _left_out(comparison, are_absent=False)
 
 
 # --- Private ----------------------------------------------------------------------------------------------------------
+
+
+def _left_out(comparison: Comparison, *, are_absent: bool) -> Iterator[str]:
+    for sentence in comparison.left_out:
+        if (sentence.partition(",")[0] not in comparison.protocols) == are_absent:
+            yield f"Left out: {sentence}."
 
 
 def _dropouts(request: PlanRequest) -> str:

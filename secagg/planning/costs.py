@@ -289,12 +289,6 @@ class Comparison:
         found = (option for option in self.options if option.protocol == protocol)
         return next((option for option in found if not schemes or option.scheme in schemes), None)
 
-    @property
-    def impossible(self) -> Iterator[str]:
-        """Yield why some protocols have no option."""
-        without = [f"{name}, " for name in names() if name not in self.protocols]
-        return (sentence for sentence in self.left_out if sentence.startswith(tuple(without)))
-
 
 def compare(request: PlanRequest) -> Comparison:
     """Compute the cost of every combination; impossible ones are left out, with the library's error as the reason."""
