@@ -202,7 +202,7 @@ def test_a_change_is_read_and_a_clip_proposed_that_it_fits_in(
     assert found.keys() == {8, 16}
     assert 0.03 < found[8] < found[16]
     assert found[16] == pytest.approx(1.5 * largest, rel=0.05)
-    for base, said in (("celeba.json", "neither .npz"), ("trained.safetensors", "changes nothing")):
+    for base, said in (("celeba.json", "neither .npz"), ("trained.safetensors", "no finite value")):
         assert said in refusal(capsys, "plan", "--model", "trained.safetensors", "--base", base)
     write_model(tmp_path / "other.npz", {"other": np.zeros((64, 9))})
     said = refusal(capsys, "plan", "--model", "trained.safetensors", "--base", "other.npz")
