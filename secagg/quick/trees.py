@@ -65,14 +65,8 @@ class Shapes:
         return hashlib.sha256(bind(Label.SUMMED_TENSORS, *named)).digest()
 
     def vector(self, tree: Tree) -> Vector:
-<<<<<<< HEAD
         """Return all values as one vector: float64 if a leaf has 64 bits, otherwise float32."""
-        # Zeros, since what memory holds by chance may be no number, and a wider type refuses to take it over.
-        vector, start = np.zeros(self.length, np.float32), 0
-=======
-        """Return the values one after another, in 64 bits where a leaf has as many and else in 32."""
         vector, start = np.empty(self.length, np.float32), 0
->>>>>>> ad725876 (quick: an empty vector again, whose unwritten rest is never cast)
         for piece in self.pieces(tree):
             if (kind := np.result_type(vector, piece)) != vector.dtype:
                 vector = np.concatenate([vector[:start], np.empty(self.length - start, kind)], dtype=kind)
