@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
+
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import state_folder
+from secagg.platforms.kits import load_kit, read_sites, require_vouched
 from secagg.session.certificates import IDENTITY_KEY_BYTES
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.identities import (
@@ -31,6 +34,7 @@ from secagg.session.identities import (
     rotate,
     sign_requests,
 )
+from secagg.session.standings import system_clock
 from secagg.session.store import Store
 
 _MOST_CLIENTS: Final = 100_000
@@ -76,8 +80,9 @@ def make_own(options: argparse.Namespace) -> int:
                 "name --client N and --authority KEY, or --replaces FILE for another key of a client"
             )
         client, authority, key = _client(options.client), authority_in(options.authority), None
+    kit = None if options.kit is None else load_kit(options.kit)
     request = new_identity(options.out, client, authority, SystemCoins(), key)
-    replace(asked, request.encode().encode("ascii"), PUBLIC)
+    replace(asked, (request.encode() + ("" if kit is None else kit.vouch(request))).encode("ascii"), PUBLIC)
     print(f"{options.out}: the private key of client {client.value}; it stays here")
     print(f"{asked}: give it to the authority, with the mark {_mark(request)} by another way, such as a call")
     print(f"{certificate_file(options.out)}: where the certificate goes that it returns")
@@ -88,6 +93,13 @@ def sign(options: argparse.Namespace) -> int:
     """Certify the keys of requests."""
     paths = list(_requests(options.requests))
     asked = {path: _read(path) for path in paths}
+    if options.sites is not None:
+        sites, root = read_sites(options.sites), None if options.root is None else _root(options.root)
+        for path, request in asked.items():
+            require_vouched(request, _lines(path)[1], sites, root, system_clock())
+        print(f"kits vouch for all requests: who issues them, or writes {options.sites}, must not run the server")
+    elif options.root is not None:
+        raise InvalidParameters("--root is for --sites, the list of the sites whose kits vouch; name both")
     replaced = None if options.replace is None else _client(options.replace)
     made = sign_requests(
         options.roster, load_authority(options.key), asked.values(), replaces=replaced, days=options.days
@@ -169,9 +181,22 @@ def _requests(paths: list[Path]) -> Iterator[Path]:
             raise InvalidParameters(f"the folder {path} holds no *.request; `secagg keys new` makes them")
 
 
+def _lines(path: Path) -> tuple[str, str]:
+    """Return a request and the line of its kit, which may be empty."""
+    request, _, kit = path.read_text(encoding="ascii").partition("\n")
+    return request, kit
+
+
+def _root(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"{path} is no certificate of a root in PEM ({error})") from None
+
+
 def _read(path: Path) -> Request:
     try:
-        return Request.decode(path.read_text(encoding="ascii"))
+        return Request.decode(_lines(path)[0])
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{path} cannot be read as a request ({error})") from None
 

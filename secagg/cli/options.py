@@ -285,6 +285,12 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     new.add_argument(
         "--replaces", type=Path, metavar="FILE", help="the key that this one replaces; it signs the request"
     )
+    new.add_argument(
+        "--kit",
+        type=Path,
+        metavar="PATH",
+        help="folder of an NVFlare site or private key of a SuperNode, to vouch for it",
+    )
     new.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes: NAME.key")
     new.set_defaults(run=when_run("secagg.cli.keys", "make_own"))
     signs = kinds.add_parser("sign", help="the authority: certify the keys of requests")
@@ -293,6 +299,10 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
         "--replace", type=int, metavar="N", help="take a new key of client N without a proof by the key it has or had"
     )
     signs.add_argument("--days", type=int, default=365, help="until the certificates expire (default: %(default)s)")
+    signs.add_argument(
+        "--sites", type=Path, metavar="FILE", help="NUMBER NAME a line: kits of these sites must vouch for all requests"
+    )
+    signs.add_argument("--root", type=Path, metavar="FILE", help="with --sites: rootCA.pem of an NVFlare project")
     revokes = kinds.add_parser("revoke", help="the authority: revoke the keys of clients")
     revokes.add_argument("clients", type=int, nargs="+", metavar="N", help="number of a client")
     renews = kinds.add_parser("renew", help="the authority: sign the roster as of now, daily")

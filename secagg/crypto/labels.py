@@ -35,6 +35,7 @@ class Label(bytes, Enum):
     CERTIFICATE = b"secagg/1/certificate"
     STANDING = b"secagg/1/standing"
     KEY_REQUEST = b"secagg/1/key-request"
+    KEY_VOUCHED = b"secagg/1/key-vouched"
     AUTHORITY_ROTATION = b"secagg/1/authority-rotation"
     CONFIGURATION = b"secagg/1/configuration"
     SESSION_CONTEXT = b"secagg/1/session-context"

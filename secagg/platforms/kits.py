@@ -1,0 +1,159 @@
+"""Credentials of a platform that vouch for a client when the authority certifies its key.
+
+A site of NVFlare has a certificate in its startup kit, a SuperNode of Flower a key that its SuperLink knows. The
+private key of such a kit signs the client's request. The authority has a list of its sites, ``NUMBER NAME`` a line,
+where a name is the common name of an NVFlare kit or the public key of a SuperNode in the form of OpenSSH: a kit vouches
+for the one number of its site.
+
+Security: whoever runs the platform's root, or writes the list, can enrol clients of its own. Clients are protected from
+a malicious server only if that is not the server's operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_der_public_key,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from secagg.crypto.labels import Label, bind
+from secagg.errors import InvalidParameters
+from secagg.session.identities import Request
+
+_WORD: Final = "kit"
+_HASH: Final = hashes.SHA256()
+_PADDING: Final = padding.PSS(padding.MGF1(_HASH), padding.PSS.DIGEST_LENGTH)
+_LINE_WORDS: Final = 3
+
+
+def _statement(request: Request, public: bytes) -> bytes:
+    return bind(Label.KEY_VOUCHED, request.authority, request.client.encode(), request.public_key, public)
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A site's private key, and its certificate if it has one."""
+
+    key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey = field(repr=False)
+    certificate: bytes
+
+    def vouch(self, request: Request) -> str:
+        """Return the line by which the kit vouches for a request."""
+        public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        statement = _statement(request, public)
+        if isinstance(self.key, rsa.RSAPrivateKey):
+            signature = self.key.sign(statement, _PADDING, _HASH)
+        else:
+            signature = self.key.sign(statement, ec.ECDSA(_HASH))
+        return " ".join((_WORD, self.certificate.hex() or "-", public.hex(), signature.hex())) + "\n"
+
+
+def load_kit(kit: Path) -> Kit:
+    """Read the folder of an NVFlare site, or of its ``startup``; or the file of a SuperNode's private key.
+
+    Raises:
+        InvalidParameters: there is no such kit, or it has another kind of key.
+    """
+    folder = kit / "startup" if (kit / "startup").is_dir() else kit
+    try:
+        shown = x509.load_pem_x509_certificate((folder / "client.crt").read_bytes()) if kit.is_dir() else None
+        text = (folder / "client.key" if kit.is_dir() else kit).read_bytes()
+        load = load_ssh_private_key if b"OPENSSH" in text else load_pem_private_key
+        key = load(text, None)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidParameters(
+            f"{kit} is neither a site of NVFlare with client.crt and client.key nor a SuperNode's private key ({error})"
+        ) from None
+    if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        raise InvalidParameters(f"{kit} has a key that is neither RSA nor on a NIST curve")
+    return Kit(key, b"" if shown is None else shown.public_bytes(Encoding.DER))
+
+
+def read_sites(path: Path) -> Mapping[int, str]:
+    """Read the list of an authority's sites.
+
+    Raises:
+        InvalidParameters: it cannot be read, or a number or a site is listed twice.
+    """
+    sites = dict[int, str]()
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line[0] != "#"]
+        for line in lines:
+            number, name = line.split(maxsplit=1)
+            # A key in the form of OpenSSH may have a comment.
+            name = " ".join(name.split()[:2]) if name.startswith("ecdsa-") else name.strip()
+            sites[int(number)] = name
+    except (OSError, ValueError) as error:
+        raise InvalidParameters(f"{path} is no list of sites, NUMBER NAME a line ({error})") from None
+    if len({*sites.values()}) < len(lines):
+        raise InvalidParameters(f"{path} lists a number or a site twice; each site has one number")
+    return sites
+
+
+def require_vouched(
+    request: Request, line: str, sites: Mapping[int, str], root: x509.Certificate | None, now: datetime
+) -> None:
+    """Refuse a request for which the kit of its number's site does not vouch.
+
+    Args:
+        line: what ``Kit.vouch`` returned; it came with the request.
+        root: the root of an NVFlare project; None where sites are SuperNodes.
+    Raises:
+        InvalidParameters: saying what is wrong.
+    """
+    number = request.client.value
+    if (site := sites.get(number)) is None:
+        raise _unvouched(number, "the list of sites has no such number")
+    word, *parts = line.split() or ("",)
+    if word != _WORD or len(parts) != _LINE_WORDS:
+        raise _unvouched(number, "its request came without a kit; make it with `secagg keys new --kit`")
+    try:
+        shown = None if parts[0] == "-" else x509.load_der_x509_certificate(bytes.fromhex(parts[0]))
+        public, signature = bytes.fromhex(parts[1]), bytes.fromhex(parts[2])
+        key = load_der_public_key(public)
+        if isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, _statement(request, public), _PADDING, _HASH)
+        elif isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, _statement(request, public), ec.ECDSA(_HASH))
+        else:
+            raise _unvouched(number, "its kit has a key that is neither RSA nor on a NIST curve")
+        if root is None:
+            named = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+        elif shown is None or shown.public_key() != key:
+            raise _unvouched(number, "its kit has no certificate of its key")
+        else:
+            shown.verify_directly_issued_by(root)
+            _require_site(shown, number, now)
+            named = str(shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    except InvalidParameters:
+        raise
+    except (InvalidSignature, ValueError, TypeError, IndexError) as error:
+        raise _unvouched(number, f"the kit's signature or certificate is wrong ({type(error).__name__})") from None
+    if named != site:
+        raise _unvouched(number, f"the kit is that of {named:.60}, and the number that of {site:.60}")
+
+
+def _require_site(shown: x509.Certificate, number: int, now: datetime) -> None:
+    if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
+        raise _unvouched(number, f"the kit's certificate was valid until {shown.not_valid_after_utc:%Y-%m-%d}")
+    constraints = [each.value for each in shown.extensions if isinstance(each.value, x509.BasicConstraints)]
+    if any(each.ca for each in constraints):
+        raise _unvouched(number, "the kit's certificate is one that issues others")
+
+
+def _unvouched(number: int, why: str) -> InvalidParameters:
+    return InvalidParameters(f"the platform does not vouch for client {number}: {why}")
