@@ -55,7 +55,7 @@ def test_errors_name_keywords_as_they_were_typed() -> None:
     for given, said in (
         ({"clip": -1.0}, "clip must be a number above 0; got -1.0"),
         ({"clips": 1.0}, "there is no option clips; did you mean clip?"),
-        ({"protocol": "enclave"}, "roster names the roster file in active mode"),
+        ({"protocol": "enclave"}, "roster is required in active mode"),
         ({"minimum_cohort": 1}, "minimum_cohort must be 0 or an integer of at least 2"),
     ):
         with pytest.raises(InvalidParameters, match=f"^{re.escape(said)}"):
