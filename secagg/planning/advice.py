@@ -82,9 +82,9 @@ class PlannedNoise:
 
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Say what to set for the shortest upload of each protocol, how many may drop out, and what to beware of."""
+    """Yield the settings for the shortest upload of each protocol, the dropout limits, and warnings."""
     yield "The shortest upload that each protocol offers clients today, and its settings:"
-    # Nobody uses an unchecked round unless told to.
+    # An unchecked round must be asked for, so it is not recommended here.
     usable = [option for option in comparison.options if option.costs.is_checked and request.setting(option.scheme)]
     for protocol in comparison.protocols:
         if (found := next((option for option in usable if option.protocol == protocol), None)) is not None:
@@ -98,7 +98,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
         if (noise := request.noise(scheme)) > MOST_CODE_NOISE:
             yield (
                 f"Warning: the noise of the {scheme} is {noise:.2f} times one client's energy, above "
-                f"{MOST_CODE_NOISE:g}, so accuracy suffers; raise --cohort-bits above 1, or invite more clients."
+                f"{MOST_CODE_NOISE:g}, which lowers accuracy; raise --cohort-bits above 1, or invite more clients"
             )
     for modulus in MODULI[:-1]:
         # A field holds weights below its modulus; the next larger field is much larger.
@@ -113,7 +113,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 
 def explained(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Say whom clients of each protocol trust, what noise schemes have, and which sums one client can spoil."""
+    """Yield whom the clients of each protocol trust, the noise of schemes, and sums that one client can spoil."""
     for protocol in comparison.protocols:
         if (shortest := comparison.shortest(protocol)) is not None:
             yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."

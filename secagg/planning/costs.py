@@ -205,7 +205,7 @@ class PlanRequest:
                 return f"{scheme}, {self.kept:,} signs"
 
     def setting(self, scheme: Scheme) -> str:
-        """Return the settings by which clients of a platform use a scheme; empty for one that platforms lack."""
+        """Return the settings with which clients of a platform use a scheme; empty if platforms do not support it."""
         match scheme:
             case Scheme.FIXED_POINT:
                 return 'secagg-compression = "fixed-point"'
@@ -309,7 +309,7 @@ def _options(request: PlanRequest, entry: ProtocolEntry, scheme: Scheme) -> Iter
     if entry.costs is None or (scheme in INDEXED and IndexSegment not in entry.segments):
         return
     layout = request.layout(scheme)
-    # As a session of the quick interface is planned, whose defaults are those of platforms.
+    # As planned by the quick interface, whose defaults are those of the platforms.
     own = dict[str, int]()
     if "dropped" in declared(entry.settings):
         own["dropped"] = planned(entry, request.clients, settings={}, dropped=request.dropped).dropped

@@ -295,7 +295,7 @@ def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, caps
         (["--evidence", "nsm", "--acpi"], "--acpi is for TDX, with --evidence tsm"),
     ],
 )
-def test_an_image_that_no_host_would_reach_or_start_is_not_built(
+def test_an_image_that_no_host_could_reach_or_start_is_not_built(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
 ) -> None:
     out = tmp_path / "out"
@@ -306,11 +306,11 @@ def test_an_image_that_no_host_would_reach_or_start_is_not_built(
 
 
 def test_a_kernel_may_be_locked_as_a_file_with_its_drivers() -> None:
-    """Such as the one that AWS builds for Nitro enclaves."""
+    """For example AWS's kernel for Nitro enclaves."""
     lock, bare = Path("lock"), {"bzImage": Entry(b"kernel"), "nsm.ko": Entry(b"nsm"), "a.ko": Entry(b"a")}
     kernel, drivers = kernel_of(lock, bare)
     assert kernel == b"kernel"
-    # Drivers are loaded by the order of their names, which is that of the lock.
+    # Drivers are loaded in the order of their names, which is the order of the lock.
     assert drivers == {"lib/modules/00-nsm.ko": Entry(b"nsm"), "lib/modules/01-a.ko": Entry(b"a")}
     for files in ({**bare, "usr/lib/modules/6/x": Entry(b"")}, {"nsm.ko": Entry(b"nsm")}):
         with pytest.raises(InvalidParameters, match=r"lists [20] kernels; an image needs one linux-image package or"):

@@ -45,8 +45,8 @@ def test_the_shortest_scheme_of_each_protocol_is_named() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"bits": 4, "sparsity": Fraction(0)}, {"cohort_bits": 0.8, "codewords": 16}])
-def test_what_is_advised_can_be_typed(options: dict[str, Any]) -> None:
-    """Platforms accept each setting by each protocol whose clients can send it, and lack the schemes without one."""
+def test_the_advised_settings_can_be_typed(options: dict[str, Any]) -> None:
+    """Platforms accept each setting with each protocol whose clients can send it, and the others have no setting."""
     request = PlanRequest(shapes=shapes_of_blocks(1 << 14, 4), block_size=4, **options)
     for option in compare(request).options:
         if setting := request.setting(option.scheme):
@@ -63,8 +63,8 @@ def test_what_is_advised_can_be_typed(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("clients", "most"), [(3, 0), (5, 1), (10, 3), (20, 6)])
-def test_one_number_of_dropouts_everywhere(clients: int, most: int) -> None:
-    """README's table, the plan that is priced, the sentence and a platform's default are the same."""
+def test_the_number_of_dropouts_is_the_same_everywhere(clients: int, most: int) -> None:
+    """The README's table, the plan behind the costs, the advice and a platform's default agree."""
     request = PlanRequest(shapes=shapes_of_blocks(1 << 10, 4), block_size=4, clients=clients)
     pairwise = compare(request).shortest("pairwise")
     assert pairwise is not None
@@ -75,7 +75,7 @@ def test_one_number_of_dropouts_everywhere(clients: int, most: int) -> None:
     assert SecAggSettings().tolerated_dropouts(clients) == most
 
 
-def test_dropouts_are_given_and_too_many_say_how_many_can() -> None:
+def test_a_given_number_of_dropouts_is_used_and_too_many_are_refused_with_the_limit() -> None:
     asked = PlanRequest(shapes=shapes_of_blocks(1 << 10, 4), block_size=4, clients=20, dropped=7)
     found = compare(asked).shortest("pairwise")
     assert found is not None

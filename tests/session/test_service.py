@@ -118,10 +118,10 @@ def test_a_replaced_peer_reports_that_it_was_lost(served: Served) -> None:
 
 
 @pytest.mark.parametrize("other", [b"secagg 9.9.9, form 3", b"secagg 0.3.0, form 2", b"", bytes(100), request()])
-def test_a_server_of_another_version_is_refused_by_name_and_asks_nothing(
+def test_a_server_of_another_version_is_refused_by_name_and_sends_no_request(
     served: Served, monkeypatch: pytest.MonkeyPatch, other: bytes
 ) -> None:
-    # Of what the asking end sends; the helper compares with its own.
+    # The version that the requesting end sends; the helper compares it with its own.
     sent = sockets.send_frame
     monkeypatch.setattr(sockets, "send_frame", lambda to, frame: sent(to, other if frame == sockets.PROGRAM else frame))
     named = other.decode() if other.startswith(b"secagg") else ""

@@ -218,7 +218,7 @@ def test_ledgers_of_earlier_versions_are_refused_by_name(folder: Path, kind: str
         reached(folder)
 
 
-def test_a_state_of_a_newer_version_is_refused_by_name_and_stays_as_it_is(folder: Path) -> None:
+def test_a_state_of_a_newer_version_is_refused_by_name_and_left_unchanged(folder: Path) -> None:
     opened = Store(folder)
     with opened.transaction() as rows:
         rows.execute("PRAGMA user_version = 7")
@@ -228,7 +228,7 @@ def test_a_state_of_a_newer_version_is_refused_by_name_and_stays_as_it_is(folder
         opened.reach(b"a", 1, 5)
     opened.close()
     before = (folder / "state.db").read_bytes()
-    for trusts in (False, True):  # `secagg node trust` is no way around it.
+    for trusts in (False, True):  # `secagg node trust` must not bypass this.
         with pytest.raises(InvalidParameters, match=newer):
             Store(folder, trusts=trusts)
     assert (folder / "state.db").read_bytes() == before
