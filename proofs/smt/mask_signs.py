@@ -87,5 +87,5 @@ def _upload(vector: Word, mask: Word, adds: bool) -> Word:  # noqa: FBT001 -- th
 MUTANTS: Final[tuple[tuple[str, Rule], ...]] = (
     ("everybody adds", lambda _, __: z3.BoolVal(val=True)),
     ("only the lowest bits are compared", lambda one, other: z3.Extract(31, 0, one.value - other.value) != 0),
-    ("one client adds in no pair", lambda one, other: conjunction(one > other, one.value != 1)),
+    ("one client adds to nobody", lambda one, other: conjunction(one > other, one.value != 1)),
 )
