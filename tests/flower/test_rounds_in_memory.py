@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import secagg.flower as plugin
+from secagg import wire
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
@@ -182,6 +183,25 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(folders:
     # Those of partitions 1 to 4, whose mean is 3.5 steps.
     assert np.allclose(arrays["w"], 3.5 * 0.125, atol=2**-16)
     assert "node 100 is excluded" in log.text
+
+
+def test_a_node_of_an_earlier_form_is_left_out_and_nobody_follows_it(folders: Path, log: Any) -> None:
+    honest = lenient(folders, assumed_corrupted=0)
+
+    def mod(message: Any, context: Any, call_next: Any) -> Any:
+        with pytest.MonkeyPatch.context() as version:
+            if context.node_config["partition-id"] == 0:
+                version.setattr(wire, "FORMS", range(2, 3))
+            return honest(message, context, call_next)
+
+    inner = MemoryGrid(cast("plugin.SecAggMod", mod), adding(0.125))
+    arrays, _ = inner.round(grid_of(inner, settings_of(folders, "pairwise", corrupted=0)), MODEL)
+    assert np.allclose(arrays["w"], 3.5 * 0.125, atol=2**-16)
+    assert (
+        "1 clients left with code 'version': they do not speak the round's form of messages (secagg-form)" in log.text
+    )
+    assert "the session has form 3 of secagg's messages, and this version speaks form 2" in log.text
+    assert "clients by the newest form of messages that they speak: 3: 4" in log.text
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "plain"])
