@@ -11,6 +11,7 @@ Run it with `make bench-large`, which installs NVFlare and TenSEAL into a separa
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import logging
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, ClassVar, Final
@@ -29,6 +32,8 @@ import numpy as np
 
 CLIENTS, BITS, LAYERS, RANK, CLIP = 8, 8, 32, 8, 0.02
 MILLION: Final = 1_000_000
+WORDS: Final = 8
+"""Check words of a vector of 11 bits."""
 CASES: Final = ("pairwise", "pairwise semi_honest", "enclave", "one-message", "platform", "platform defaults", "ckks")
 MOST_CKKS: Final = 10 * MILLION
 """Beyond this, a client's figures for CKKS are extrapolated from here, since they are proportional to the values."""
@@ -146,8 +151,7 @@ def protocol_row(case: str, values: int) -> Row:
     subject = plan.subject(task=b"adapter", round_number=1, model=model)
     clients = [ClientId(number) for number in range(1, CLIENTS + 1)]
     spent, client_memory, server_memory = dict.fromkeys(clients, 0.0), Memory(), Memory()
-    uploads, floors = list[float](), list[float]()
-    floor = floor_of(plan, CLIENTS if protocol == "pairwise" else 1) if protocol != "one-message" else None
+    uploads, phases = list[float](), phases_of(plan, model, protocol)
     with closing(plan.simulate(coins=coins, clock=lambda: datetime.now(UTC))) as world:
         server, row.server_s = seconds_of(lambda: world.open(subject, frozenset(clients)))
         members = {
@@ -165,8 +169,9 @@ def protocol_row(case: str, values: int) -> Row:
                 if stage.takes_update:
                     uploads.append(took)
                     row.sent_mb = len(answer) / MEGABYTE
-                    if floor is not None and len(floors) < max(2, CLIENTS * 10 * MILLION // values):
-                        floors.append(seconds_of(floor)[1])
+                    if len(uploads) <= max(2, CLIENTS * 10 * MILLION // values):
+                        for name, phase in phases.items():
+                            row.parts[name] = min(row.parts.get(name, inf), seconds_of(phase)[1])
                 with server_memory.measured() if who == clients[0] else nullcontext():
                     row.server_s += seconds_of(lambda: server.receive(who, answer))[1]  # noqa: B023 -- likewise
                 del answer, message
@@ -177,30 +182,38 @@ def protocol_row(case: str, values: int) -> Row:
         row.server_s += took
     worst = max(float((mean[name] - tensor.float().clip(-CLIP, CLIP)).abs().max()) for name, tensor in model.items())
     assert worst < plan.step, "a mean is off by more than a step"
-    row.upload_s, row.floor_s, row.client_s = min(uploads), min(floors, default=0.0), min(spent.values())
+    row.upload_s, row.client_s = min(uploads), min(spent.values())
+    row.floor_s = sum(row.parts.get(name, 0.0) for name in ("quantizing", "masks", "packing"))
     row.all_s = row.server_s + sum(spent.values())
     row.client_mb, row.server_mb = client_memory.highest, server_memory.highest
     return row
 
 
-def floor_of(plan: Any, masks: int) -> Callable[[], None]:  # noqa: ANN401 -- a session of any model
-    """Return the least that a client does: quantize, add its masks, and pack."""
-    from secagg.crypto.entropy import SystemCoins  # noqa: PLC0415 -- as above
+def phases_of(plan: Any, model: Any, protocol: str) -> dict[str, Callable[[], object]]:  # noqa: ANN401 -- of any model
+    """Return what a client does to its values, each phase by itself; the first three are the floor of its upload."""
+    from secagg.crypto.check_words import check_words  # noqa: PLC0415 -- as above
+    from secagg.crypto.entropy import SystemCoins  # noqa: PLC0415
     from secagg.crypto.mask_expansion import accumulate  # noqa: PLC0415
     from secagg.crypto.ring import Ring  # noqa: PLC0415
     from secagg.crypto.secret import Secret  # noqa: PLC0415
 
+    if protocol == "one-message":
+        return {}
     coins, codec = SystemCoins(), plan.codec
-    ring = Ring(codec.modulus_bits)
-    keys = [Secret.random("mask_key", 16, coins) for _ in range(masks)]
+    ring, is_pairwise = Ring(codec.modulus_bits), protocol == "pairwise"
+    keys = [Secret.random("mask_key", 16, coins) for _ in range(CLIENTS if is_pairwise else 1)]
     vector = np.random.default_rng(1).normal(0, CLIP / 4, plan.shapes.length).astype(np.float32)
-
-    def floor() -> None:
-        (codes,) = codec.encode(vector, coins).values
-        accumulate(codes, ring, add=keys[::2], subtract=keys[1::2])
-        ring.pack(codes)
-
-    return floor
+    (codes,) = codec.encode(vector, coins).values
+    packed = ring.pack(codes)
+    words = {"check words": partial(check_words, ring, codes, WORDS, keys[0])} if is_pairwise else {}
+    return {
+        "quantizing": partial(codec.encode, vector, coins),
+        "masks": partial(accumulate, codes, ring, add=keys[::2], subtract=keys[1::2]),
+        "packing": partial(ring.pack_view, codes),
+        "bfloat16 to float32": partial(plan.shapes.vector, model),
+        "SHA-256": lambda: hashlib.sha256(packed),
+        **words,
+    }
 
 
 # --- A platform's client ----------------------------------------------------------------------------------------------
