@@ -32,6 +32,10 @@ from flwr.supernode import start_client_internal
 pause = float(os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"])
 start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, pause)))
 constant.HEARTBEAT_DEFAULT_INTERVAL = 600
+# What lets an app's token expire has copied it.
+for name, module in list(sys.modules.items()):
+    if "corestate" in name and hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL"):
+        module.HEARTBEAT_DEFAULT_INTERVAL = 600
 sys.argv.pop(0)
 (command,) = entry_points(group="console_scripts", name=sys.argv[0])
 sys.exit(command.load()())
