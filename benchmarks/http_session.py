@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/http_session.py 1200 5000
 
-Many clients share a process, and each has its own connections, keys and state in memory. Clients compute on the same
-machine, so the time of a session is mostly theirs; the server's processor time and peak memory are its own. Another
-connection asks for ``/health`` all the time.
+Many clients share a process, and each has its own connection, keys and state in memory; they compute all that clients
+do, with minimal HTTP. They do so on the same machine, so the time of a session is mostly theirs; the server's
+processor time and peak memory are its own. Another connection asks for ``/health`` all the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import re
 import signal
@@ -25,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,18 +36,18 @@ from figures import machine
 from secagg import Session
 from secagg.cli.shared import plan_of, subject_of
 from secagg.crypto.entropy import SystemCoins
-from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.plugs import NodeSide, plug_of
 from secagg.session.ledger import NO_MODEL
-from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
+from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import StateDirectory
-from secagg.transport.client import Patience, contribute
-from secagg.transport.description import SessionDescription
-from secagg.transport.proof import Prover
+from secagg.transport.description import STAGE_HEADER, SessionDescription
+from secagg.transport.exchange import Answer
+from secagg.transport.proof import Prover, header_of
 
 PROTOCOL = "pairwise"
+_RETRIED = {Answer.SLOW.status, Answer.BUSY.status, Answer.STOPPING.status}
 TICKS = os.sysconf("SC_CLK_TCK")
 PAUSE = 0.25
 """Seconds between two looks at the server."""
@@ -61,28 +61,75 @@ def planned(description: bytes) -> tuple[Session[Any], Subject]:
     return plan, subject_of(plan, said.task, said.round_number, said.terms)
 
 
-def served(url: str, clients: Sequence[int], values: int, patience: float) -> int:
+class Requests:
+    """One client's requests, over a connection that is opened again when the server has closed it."""
+
+    def __init__(self, port: int, number: int) -> None:
+        """Connect later."""
+        self._port, self._head, self._spread = port, "", 0.5 + number % 97 / 97
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def enter(self, session: str, client: ClientId, proof: bytes) -> None:
+        """Use one session from now on."""
+        self._head = f"authorization: {header_of(client, proof)}\r\n"
+        self.path = f"/v1/sessions/{session}"
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
+        """Return the status, the stage and the body of an answer; tries again until there is one."""
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode()
+        )
+        for again in count():
+            try:
+                if self._streams is None:
+                    self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+                reader, writer = self._streams
+                writer.write(head + body)
+                first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().splitlines()
+                named = dict(line.split(": ", 1) for line in lines if line)
+                answer = await reader.readexactly(int(named.get("content-length", "0")))
+                if named.get("connection") == "close":
+                    self.close()
+                if (status := int(first.split()[1])) not in _RETRIED:
+                    return status, named.get(STAGE_HEADER, ""), answer
+            except (OSError, asyncio.IncompleteReadError):
+                self.close()
+            await asyncio.sleep(min(5.0, 0.05 * 2**again) * self._spread)
+        raise AssertionError
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
+
+
+def served(port: int, clients: Sequence[int], values: int) -> int:
     """Take part as all of these clients; return the number that learned of the sum."""
 
     async def one(number: int) -> bool:
-        client, coins = ClientId(number), SystemCoins()
+        client, coins, requests = ClientId(number), SystemCoins(), Requests(port, number)
         node = ClientNode.of({"protocols": (PROTOCOL,), "modes": "semi_honest"})
         side = NodeSide(settings=node, client=client, certified=None, states=StateDirectory(None, coins=coins))
-        update = np.full(values, number / 10_000)
-
-        def join(description: SessionDescription, suspended: Secret | None) -> ClientSession:
-            plan, subject = planned(description.encode())
-            member = plug_of(description.protocol, is_suspended=False).member(side)
-            model = subject.model_digest or NO_MODEL
-            return member.join(subject, LazyUpdate(lambda: Update(plan.encode(update, coins), model), model), suspended)
-
-        outcome = await contribute(url, join, prover=Prover(client, coins), patience=Patience(lost=patience))
-        return outcome.is_released
+        description = SessionDescription.decode((await requests.ask("GET", "/v1/session"))[2])
+        requests.enter(description.session, client, Prover(client, coins).proof(description.session))
+        plan, subject = planned(description.encode())
+        member, update = plug_of(PROTOCOL, is_suspended=False).member(side), np.full(values, number / 10_000)
+        model = subject.model_digest or NO_MODEL
+        session = member.join(subject, LazyUpdate(lambda: Update(plan.encode(update, coins), model), model))
+        while True:
+            status, stage, message = await requests.ask("GET", f"{requests.path}/message")
+            if status == Answer.AGAIN.status:
+                continue
+            if not stage:
+                requests.close()
+                return status == Answer.DONE.status
+            answer = await asyncio.to_thread(session.answer, message)
+            await requests.ask("POST", f"{requests.path}/answers/{stage}", answer)
 
     async def everybody() -> int:
         return sum(await asyncio.gather(*map(one, clients)))
 
-    logging.disable(logging.WARNING)  # Of clients that wait for a place.
     return asyncio.run(everybody())
 
 
@@ -136,7 +183,7 @@ async def measured(clients: int, values: int, processes: int, log: Path | None) 
             loop = asyncio.get_running_loop()
             with ProcessPoolExecutor(processes) as pool:
                 parts = [range(first, clients, processes) for first in range(processes)]
-                jobs = [loop.run_in_executor(pool, served, url, part, values, 3600.0) for part in parts]
+                jobs = [loop.run_in_executor(pool, served, int(found[1]), part, values) for part in parts]
                 told = sum(await asyncio.gather(*jobs))
             seconds = time.perf_counter() - began
             await watching
