@@ -24,7 +24,7 @@ _CHOICE: Final = re.compile(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    # No file or folder of ours is for others to write to, whatever this user's usual mask is.
+    # Other users must not be able to write to our files and folders, whatever the user's umask is.
     os.umask(os.umask(0o022) | 0o022)
     parser, options = _parser(), argparse.Namespace()
     try:
@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _MEANT: Final = {"--absent": "--dropped"}
-"""The library's words for those that others use."""
+"""Options that users may try, and ours with the same meaning."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses in one sentence, which says what may be meant."""
+    """Reports an error in one sentence, with a suggestion."""
 
     def error(self, message: str) -> NoReturn:
         if found := _CHOICE.fullmatch(message):
@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidParameters(f"{message} (`{self.prog} --help`)")
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 -- as argparse has it
-        """Leave nothing to the parser above, which does not know this command's options."""
+        """Report unknown options here, because the parent parser does not know this command's options."""
         options, strange = super().parse_known_args(*arguments, **named)
         if strange:
             self.error(f"unrecognized arguments: {' '.join(strange)}")
@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for, which takes as long as all else."""
+    """Looks up the version only on demand, because that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
         del arguments
@@ -90,23 +90,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     demo = commands.add_parser("demo", help="a small session with dropouts, in memory, with a picture of who sees what")
-    demo.add_argument("--clients", type=int, default=12, help="how many take part, 3 to 100 (default: %(default)s)")
-    demo.add_argument("--drop", type=int, help="how many vanish before they upload (default: 2, or fewer of few)")
+    demo.add_argument("--clients", type=int, default=12, help="number of clients, 3 to 100 (default: %(default)s)")
+    demo.add_argument("--drop", type=int, help="number of clients that drop out before the upload (default: up to 2)")
     demo.add_argument(
         "--out",
         type=Path,
         default=Path("build/demo"),
-        help="where the report and the picture go (default: %(default)s)",
+        help="folder for the report and the picture (default: %(default)s)",
     )
     demo.set_defaults(run=when_run("secagg.cli.demo", "run_demo"))
     add_round_options(commands)
     _add_plan_options(
         commands.add_parser(
             "plan",
-            help="what every combination of compression and protocol costs for a model, the shortest upload first",
+            help="costs of every combination of compression and protocol for a model, shortest upload first",
             usage="secagg plan (--model FILE | --blocks N | --seconds) [option ...]",
-            description="Compute what every combination of compression and protocol costs for a model: bytes of a "
-            "client, work of the server, whom it trusts, and whether it can be used; the shortest upload comes first.",
+            description="Compute the costs of every combination of compression and protocol for a model: a client's "
+            "bytes, the server's work, the trust assumptions, and whether it can be used; shortest upload first.",
         )
     )
     for each in (command_options, train):
@@ -122,43 +122,43 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='.npz, .safetensors, or shapes as JSON: {"layer.weight": [64, 32], "layer.bias": [64]}',
     )
-    model.add_argument("--blocks", type=int, help="a model of so many blocks of --block-size values, and nothing else")
+    model.add_argument("--blocks", type=int, help="number of blocks of --block-size values, instead of a model")
     model.add_argument(
         "--seconds",
         nargs="?",
         const="",
         metavar="PRESET",
-        help="measure this machine: what a training run takes, or without PRESET one sum of very many clients",
+        help="measure this machine: time of a training run, or without PRESET of one sum of very many clients",
     )
-    planned.add_argument("--clients", type=int, help="how many are added up (default: 100; with --seconds 1,000,000)")
-    planned.add_argument("--bits", type=int, default=8, help="of one quantized value (default: %(default)s)")
+    planned.add_argument("--clients", type=int, help="clients in a sum (default: 100; with --seconds 1,000,000)")
+    planned.add_argument("--bits", type=int, default=8, help="bits of one quantized value (default: %(default)s)")
     planned.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: %(default)s)")
-    planned.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    planned.add_argument("--json", type=Path, metavar="FILE", help="file for all figures, in addition to the output")
     train.add_seconds_options(planned)
     command = planned.add_argument_group("without --seconds")
     command.add_argument(
-        "--base", type=Path, metavar="FILE", help="the model before --model was trained: propose a clip for the change"
+        "--base", type=Path, metavar="FILE", help="the model before training; suggests a clip for the change to --model"
     )
     command.add_argument(
-        "--dropped", type=int, metavar="N", help="clients that may drop out (default: one in three of up to 30)"
+        "--dropped", type=int, metavar="N", help="number of clients that may drop out (default: a third of up to 30)"
     )
-    command.add_argument("--explain", action="store_true", help="say why, whom clients trust and how this is counted")
-    command.add_argument("--codewords", type=int, default=64, help="of each codebook (default: %(default)s)")
-    command.add_argument("--block-size", type=int, default=9, help="values of a codeword (default: %(default)s)")
+    command.add_argument("--explain", action="store_true", help="explain the advice, the trust and the counting")
+    command.add_argument("--codewords", type=int, default=64, help="codewords per codebook (default: %(default)s)")
+    command.add_argument("--block-size", type=int, default=9, help="values per codeword (default: %(default)s)")
     command.add_argument(
         "--cohort-bits",
         type=float,
         default=1.6,
-        help="of a value of peak code or sketch, of all clients together (default: %(default)s)",
+        help="bits per value of peak code or sketch, of all clients together (default: %(default)s)",
     )
-    command.add_argument("--sparsity", default="0.9", help="the share that pruning leaves out (default: %(default)s)")
+    command.add_argument("--sparsity", default="0.9", help="share of values that pruning omits (default: %(default)s)")
     command.add_argument(
-        "--megabits", type=float, default=20.0, help="a client's connection per second (default: %(default)s)"
+        "--megabits", type=float, default=20.0, help="a client's bandwidth in Mbit/s (default: %(default)s)"
     )
     command.add_argument(
-        "--latency", type=float, default=0.1, help="seconds of an exchange, there and back (default: %(default)s)"
+        "--latency", type=float, default=0.1, help="time of a round trip, in seconds (default: %(default)s)"
     )
-    command.add_argument("--noise", metavar="Z", help="a multiple of what one client changes: say what that costs")
-    command.add_argument("--releases", type=int, help="with --noise: sums with one client in them (default: 1)")
-    command.add_argument("--delta", type=float, help="with --noise: of epsilon (default: 1e-06)")
+    command.add_argument("--noise", metavar="Z", help="noise multiplier, whose privacy loss to compute")
+    command.add_argument("--releases", type=int, help="with --noise: sums that include one client (default: 1)")
+    command.add_argument("--delta", type=float, help="with --noise: delta of epsilon (default: 1e-06)")
     planned.set_defaults(run=when_run("secagg.cli.plan", "run_plan"), usual=planned.get_default)

@@ -32,14 +32,14 @@ LEAST_CLIENTS, MOST_CLIENTS = 3, 100
 SIDE: Final = 96
 CLIP, FRACTION_BITS = 4.0, 16
 CLIP_BITS: Final = 20
-"""The bits of one clipped value."""
+"""Bits of one clipped value."""
 _MODEL: Final = bytes(32)
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Mask, drop, recover and compare; write a report and a picture, and say where they are."""
     clients, out = int(options.clients), Path(options.out)
-    # In a full graph more than half of the clients must be there to recover anything, and one does not count: oneself.
+    # Recovery needs the shares of more than half of the clients, and a client's own share does not count.
     most_dropped = clients - clients // 2 - 2
     drop: int = min(2, most_dropped) if options.drop is None else options.drop
     _check_cohort(clients, drop, most_dropped)
@@ -62,7 +62,7 @@ def run_demo(options: argparse.Namespace) -> int:
         members = (world.member(client).join(subject, update) for client, update in making.items())
         total = run(watched, members, {uploading.name: gone}).aggregate
     seconds, uploads, session = perf_counter() - started, watched.uploads, cast("Server", watched.session)
-    print("The others agree on who is left, and show the server what removes the masks from the sum, and no more.")
+    print("The others agree on who is left, and reveal to the server only what removes the masks from the sum.")
     ideal = ideal_aggregate(codec.layout, [payloads[client] for client in uploads])
     is_exact = total.contributors == len(uploads) and bool((total.values[0] == ideal.values[0]).all())
     recovered, survivor = codec.decode(total), next(iter(uploads))
@@ -99,18 +99,18 @@ def run_demo(options: argparse.Namespace) -> int:
 def _check_cohort(clients: int, drop: int, most_dropped: int) -> None:
     if not LEAST_CLIENTS <= clients <= MOST_CLIENTS:
         raise InvalidParameters(
-            f"the demo runs {LEAST_CLIENTS} to {MOST_CLIENTS} clients in one process, and was asked for {clients}; "
-            "change --clients"
+            f"--clients must be between {LEAST_CLIENTS} and {MOST_CLIENTS}, which the demo runs in one process; got "
+            f"{clients}"
         )
     if not 0 <= drop <= most_dropped:
         raise InvalidParameters(
-            f"of {clients} clients, 0 to {most_dropped} may drop out, because the rest is needed to recover the sum; "
+            f"{clients} clients tolerate at most {most_dropped} dropouts, because the others must recover the sum; "
             f"--drop is {drop}"
         )
 
 
 def _codec_for(clients: int) -> FixedPoint:
-    """Take the narrowest ring that the sum of all clients cannot leave."""
+    """Return the codec with the narrowest ring that holds the sum of all clients."""
     for modulus_bits in range(CLIP_BITS, MAXIMUM_MODULUS_BITS):
         codec = FixedPoint(length=SIDE * SIDE, clip=CLIP, fraction_bits=FRACTION_BITS, modulus_bits=modulus_bits)
         if codec.capacity >= clients:
@@ -119,7 +119,7 @@ def _codec_for(clients: int) -> FixedPoint:
 
 
 def _update_of(number: int, clients: int) -> Floats:
-    """Draw one noisy arc of the ring that only the sum shows whole."""
+    """Return one noisy arc of a circle; only the sum shows the whole circle."""
     axis = np.linspace(-1.0, 1.0, SIDE)
     radius, angle = np.hypot(*np.meshgrid(axis, axis)), np.arctan2(*np.meshgrid(axis, axis))
     own_arc = np.cos(angle - 2 * np.pi * number / clients) ** 8 * (np.cos(angle - 2 * np.pi * number / clients) > 0)
@@ -141,7 +141,7 @@ class _Watched(Measured):
 
 
 def _picture(path: Path, title: str, panels: Mapping[str, npt.NDArray[np.number[Any]]]) -> Path | None:
-    """Draw each vector as a square; return None where the ``plot`` extra is not installed."""
+    """Draw each vector as a square; return None if the ``plot`` extra is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

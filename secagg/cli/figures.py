@@ -1,4 +1,4 @@
-"""Figures for people: a line that shows progress, and numbers with their units."""
+"""Output for users: a progress bar, tables, and numbers with units."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EMPTY: Final = {"0 B", ""}
 
 
 class Bar:
-    """One line on standard error that shows how far a round has come, where somebody is there to see it."""
+    """Progress bar on standard error; shown only on a terminal."""
 
     def __init__(self) -> None:
         self._is_seen = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -45,13 +45,13 @@ class Bar:
 
 
 def some(numbers: Sequence[int]) -> str:
-    """List a few numbers, and how many more there are."""
+    """Format the first few numbers, and how many more there are."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     return shown if len(numbers) <= _SHOWN else f"{shown} and {len(numbers) - _SHOWN} more"
 
 
 def in_bytes(count: float) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes with a unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -59,12 +59,12 @@ def in_bytes(count: float) -> str:
 
 
 def in_seconds(value: float) -> str:
-    """Write a duration for people."""
+    """Format a duration with a unit."""
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
 def peak_mib() -> int | None:
-    """Return the largest size that the process had, where the system says so."""
+    """Return the peak memory of the process in MiB; None if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -80,11 +80,11 @@ class Column:
     name: str
     cell: Callable[[dict[str, Any]], str]
     rank: int = 0
-    """A narrow terminal is shown the columns of low rank alone."""
+    """Narrow terminals show only columns of low rank."""
 
 
 def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Sequence[Column]) -> Iterator[str]:
-    """Write rows under their columns, no wider than a terminal or 100 columns; COLUMNS=200 asks for more of them."""
+    """Yield the lines of a table as wide as the terminal or 100 columns; set COLUMNS=200 to see more columns."""
     width = _width()
     name_width = max(len(title), *(len(name) for name, _ in rows)) + 1
     cells = {column.name: [column.cell(row) for _, row in rows] for column in columns}
@@ -103,7 +103,7 @@ def table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], columns: Seque
 
 
 def shown(lines: Iterable[str], indent: str = "  ") -> None:
-    """Print lines, those that are wider than a terminal or 100 columns on several."""
+    """Print lines, wrapped to the width of the terminal or 100 columns."""
     width = _width()
     for line in lines:
         whole = len(line) <= width
@@ -118,12 +118,12 @@ def against_float32(plain_bytes: float, sent_bytes: float) -> str:
 
 
 def _width() -> int:
-    """Return the terminal's columns, or those of the variable COLUMNS; 100 where there is neither."""
+    """Return the width of the terminal or of the variable COLUMNS; 100 without either."""
     return shutil.get_terminal_size((_PIPED, 0)).columns
 
 
 def writable(path: Path) -> None:
-    """Fail before long work, and not after it, where a file cannot be written."""
+    """Check that a file can be written, before a long computation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     require_regular(path)
     existed = path.exists()
@@ -134,5 +134,5 @@ def writable(path: Path) -> None:
 
 
 def write_json(path: Path, found: object) -> None:
-    """Write figures that other programs read; a file that was there stays until they are on disk."""
+    """Write figures as JSON; an existing file is replaced only once they are on disk."""
     replace(path, (json.dumps(found, indent=2) + "\n").encode(), PUBLIC)

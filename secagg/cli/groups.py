@@ -1,4 +1,4 @@
-"""``secagg serve --group K/N`` and ``secagg add``: a sum over more clients than one server's session holds."""
+"""``secagg serve --group K/N`` and ``secagg add``: a sum over more clients than one session can have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OWN: Final = ("clients", "group")
 
 @dataclass(frozen=True, slots=True)
 class GroupSum(Message):
-    """Release of one group's session; its operator knows all of it."""
+    """Release of one group's session, all of which its operator knows."""
 
     kind = MessageKind.GROUP_SUM
     description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
@@ -52,33 +52,33 @@ class GroupSum(Message):
     unbounded: Annotated[tuple[int, ...], repeated(unsigned(4), _MOST)]
 
     def released(self, layout: Layout) -> Released:
-        """Return it as the session did, but for why uploads were left out."""
+        """Return the session's release, without the reasons for dropped uploads."""
         aggregate, counted = Aggregate.decode(self.aggregate, layout), frozenset(self.counted)
         if not len(self.counted) == len(counted) == aggregate.contributors:
-            raise MalformedMessage("it names other clients than it counts", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("the listed clients differ from the counted ones", reason=Reason.NOT_CANONICAL)
         sets = frozenset(map(frozenset[ClientId], self.revealed))
         if frozenset[ClientId]() in sets or not counted <= frozenset[ClientId]().union(*sets):
-            raise MalformedMessage("it counts clients, and says of no sum with them", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("a counted client is in no revealed sum", reason=Reason.NOT_CANONICAL)
         return Released(aggregate=aggregate, counted=counted, left_out={}, revealed=sets, unbounded=self.unbounded)
 
 
 def group_of(
     options: argparse.Namespace, roster: Roster | None
 ) -> tuple[frozenset[ClientId], Roster | None, dict[str, int | float]]:
-    """Return who is invited, the roster of these alone, and what they are told."""
+    """Return the invited clients, the roster of only these, and the terms that they receive."""
     if roster is not None and options.clients is not None:
-        raise InvalidParameters("the roster says how many clients there are; leave --clients out, or --set roster")
+        raise InvalidParameters("--clients cannot be combined with a roster, which lists the clients")
     if roster is None and options.clients is None:
         raise InvalidParameters(
-            "name the clients by --set roster=keys/roster.txt, or, where they have no keys, say how many by --clients"
+            "set --clients to the number of clients or, if they have keys, name their roster: --set "
+            "roster=keys/roster.txt"
         )
     listed = range(_count(options)) if roster is None else sorted(roster.clients)
     group, groups = _place(options)
     numbers = divided(len(listed), groups)[group - 1] if groups > 1 else range(1, len(listed) + 1)
     if len(numbers) > _MOST_AT_ONCE:
         raise InvalidParameters(
-            f"one server invites {_MOST_AT_ONCE:,} clients at most, and there are {len(numbers):,}; divide them by "
-            "--group"
+            f"{len(numbers):,} clients are above one server's limit of {_MOST_AT_ONCE:,}; divide them with --group"
         )
     chosen = listed[numbers.start - 1 : numbers.stop - 1]
     invited = [each if isinstance(each, ClientId) else ClientId(each) for each in chosen]
@@ -92,7 +92,7 @@ def group_of(
 
 
 def write_sum(path: Path, description: SessionDescription, released: Released) -> None:
-    """Keep what a group's session released, for this user alone; it is on disk when this returns."""
+    """Write a group's release to a file that only this user can read; returns once it is on disk."""
     sums = GroupSum(
         description=description.encode(),
         aggregate=released.aggregate.encode(),
@@ -104,7 +104,7 @@ def write_sum(path: Path, description: SessionDescription, released: Released) -
 
 
 def write_mean(path: Path, mean: ArrayLike) -> None:
-    """Write an array under this name, to which numpy would add an ending; it is on disk when this returns."""
+    """Write an array to exactly this path, without numpy's suffix; returns once it is on disk."""
     import numpy as np
 
     with replacing(path, PUBLIC) as file:
@@ -112,12 +112,12 @@ def write_mean(path: Path, mean: ArrayLike) -> None:
 
 
 def read_sum(path: Path) -> tuple[SessionDescription, GroupSum]:
-    """Read what ``write_sum`` wrote."""
+    """Read a file of ``write_sum``."""
     data = path.read_bytes()
     sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if digest != _digest(sums):
         raise InvalidParameters(
-            f"{path} is not a sum of a group, or damaged; copy what `secagg serve --group` wrote again"
+            f"{path} is not the sum of a group, or is damaged; copy the file of `secagg serve --group` again"
         )
     try:
         found = GroupSum.decode(sums)
@@ -135,7 +135,7 @@ def run_add(options: argparse.Namespace) -> int:
     plan = plan_of(description.protocol, description.terms)
     layout, capacity = plan.codec.layout, plan.codec.capacity
     total, groups = joined([_released(first, found, layout)], layout, capacity), {description.terms["group"]: first}
-    # One after another: there may be many, and two fit into memory.
+    # Files are added one at a time, because there may be more than fit into memory.
     for path in others:
         other, found = read_sum(path)
         _require_same(path, other, first, description)
@@ -153,7 +153,7 @@ def run_add(options: argparse.Namespace) -> int:
         more = f" and {missing - _NAMED:,} more" if missing > _NAMED else ""
         print(f"not in it: the clients of group {', '.join(named)}{more} of {of_groups:,}")
     print(revealed([*map(len, total.revealed)], count))
-    print("no sum has noise, so the files tell each of them exactly; erase those that are not needed any more")
+    print("the sums have no noise, so the files reveal each of them exactly; delete files that you no longer need")
     return 0
 
 
@@ -162,7 +162,7 @@ def run_add(options: argparse.Namespace) -> int:
 
 def _count(options: argparse.Namespace) -> int:
     if not 1 <= options.clients <= _MOST_IN_ALL:
-        raise InvalidParameters(f"--clients is in 1..{_MOST_IN_ALL:,}; got {options.clients}")
+        raise InvalidParameters(f"--clients must be between 1 and {_MOST_IN_ALL:,}; got {options.clients}")
     return int(options.clients)
 
 
@@ -171,9 +171,9 @@ def _place(options: argparse.Namespace) -> tuple[int, int]:
         return 1, 1
     number, slash, count = options.group.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise InvalidParameters(f"--group is K/N, such as 2/4; got {options.group!r}")
+        raise InvalidParameters(f"--group must be K/N, such as 2/4; got {options.group!r}")
     if options.round is None:
-        raise InvalidParameters("a client uploads once in a round, so groups share one; give all servers one --round")
+        raise InvalidParameters("--group needs --round, the same at the servers of all groups")
     return int(number), int(count)
 
 
@@ -188,8 +188,8 @@ def _require_same(path: Path, description: SessionDescription, first: Path, expe
     one, other = _about(expected), _about(description)
     if differing := sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)):
         raise InvalidParameters(
-            f"{first} and {path} differ in {', '.join(differing)}; give the servers of all groups the same arguments, "
-            "but for --group"
+            f"{first} and {path} differ in {', '.join(differing)}; start the servers of all groups with the same "
+            "arguments except --group"
         )
 
 

@@ -21,14 +21,14 @@ from secagg.session.identities import load_authority
 
 
 def build(options: argparse.Namespace) -> int:
-    """Build an image, and say what it is."""
+    """Build an image, and print its size and digest."""
     kind, _, rest = options.listen.partition(":")
     if not (is_port(rest) if kind == "vsock" else kind == "virtio" and rest):
-        raise InvalidParameters(f"a machine listens at vsock:PORT or virtio:NAME; got --listen {options.listen}")
+        raise InvalidParameters(f"--listen of an image must be vsock:PORT or virtio:NAME; got {options.listen}")
     if options.evidence == "gramine":
-        raise InvalidParameters("Gramine runs the service as a process; an image has --evidence nsm, tsm or simulated")
+        raise InvalidParameters("Gramine needs no image; an image must have --evidence nsm, tsm or simulated")
     if options.acpi and options.evidence != "tsm":
-        raise InvalidParameters("--acpi is for TDX, with --evidence tsm; other hardware does not measure its tables")
+        raise InvalidParameters("--acpi requires --evidence tsm (TDX); other hardware does not measure ACPI tables")
     words = {"listen": options.listen, "evidence": options.evidence}
     words |= {"memory": str(options.memory), "threads": str(options.threads)}
     words |= {name: "1" for name in ("heartbeat", "acpi") if getattr(options, name)}
@@ -64,7 +64,7 @@ def measure_snp(options: argparse.Namespace) -> int:
 
 
 def endorse_policy(options: argparse.Namespace) -> int:
-    """Sign a policy file, for a server to relay."""
+    """Sign a policy file for a server to relay."""
     read_policy(options.policy)
     made = endorse(load_authority(options.key), options.policy.read_bytes(), days=options.days, now=datetime.now(UTC))
     replace(options.out, made.encode(), PUBLIC)
@@ -85,7 +85,7 @@ def _parts_for(folder: Path, evidence: str) -> tuple[bytes, bytes, bytes]:
     said = [word.removeprefix("secagg.evidence=") for word in parts[2].decode().split() if "secagg.evidence=" in word]
     if said != [evidence]:
         raise InvalidParameters(
-            f"{folder} was built for --evidence {', '.join(said) or 'nothing'}, and would not start on this hardware; "
+            f"{folder} was built for --evidence {', '.join(said) or 'nothing'} and would not start on this hardware; "
             f"build it with --evidence {evidence}"
         )
     return parts
@@ -95,7 +95,7 @@ def _read(file: Path, advice: str) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise InvalidParameters(f"{file} cannot be read ({error.strerror}); {advice}") from None
+        raise InvalidParameters(f"cannot read {file} ({error.strerror}); {advice}") from None
 
 
 def _print_policy(form: EvidenceFormat, registers: Mapping[str, bytes]) -> None:

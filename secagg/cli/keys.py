@@ -1,4 +1,4 @@
-"""``secagg keys``: a client's own key, and the authority's roster of certified ones."""
+"""``secagg keys``: keys of clients, and the authority's roster of certificates."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _MARK_BYTES: Final = 8
 
 
 def make_all(options: argparse.Namespace) -> int:
-    """Write an authority's key, a key for each client that has none, the roster, and for a trial both servers' keys."""
+    """Write the keys of a trial: an authority's, those of clients without one, the roster, and optionally servers'."""
     if options.clients is None:
         raise InvalidParameters(
             "name a COMMAND, such as new, or make all keys of a trial with --clients N; --help lists the commands"
         )
     clients, first, out = int(options.clients), int(options.first), Path(options.out)
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
-        raise InvalidParameters(f"--clients is in 1..{_MOST_CLIENTS} and --first is not negative")
+        raise InvalidParameters(f"--clients must be between 1 and {_MOST_CLIENTS}, and --first at least 0")
     made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
     if is_new:
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
@@ -61,8 +61,8 @@ def make_all(options: argparse.Namespace) -> int:
 
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
-        print("  because one who holds both files is both servers; two operators use `secagg server keys`")
-        print(f"{out / SERVERS_FILE}: public; every client's secagg-servers, and the server's, name it")
+        print("  because whoever has both files can act as both servers; two operators use `secagg server keys`")
+        print(f"{out / SERVERS_FILE}: public; the setting secagg-servers of every client and of the server names it")
     return 0
 
 
@@ -71,7 +71,7 @@ def make_own(options: argparse.Namespace) -> int:
     asked = options.out.with_suffix(".request")
     if options.replaces is not None:
         if options.client is not None or options.authority is not None:
-            raise InvalidParameters("--replaces takes client and authority from the key that is replaced; name neither")
+            raise InvalidParameters("--replaces takes client and authority from the old key; leave out both options")
         live = load_identity(options.replaces)
         client, authority, key = live.client, live.authority.public_key, live.signing_key
     else:
@@ -84,8 +84,8 @@ def make_own(options: argparse.Namespace) -> int:
     request = new_identity(options.out, client, authority, SystemCoins(), key)
     replace(asked, (request.encode() + ("" if kit is None else kit.vouch(request))).encode("ascii"), PUBLIC)
     print(f"{options.out}: the private key of client {client.value}; it stays here")
-    print(f"{asked}: give it to the authority, with the mark {_mark(request)} by another way, such as a call")
-    print(f"{certificate_file(options.out)}: where the certificate goes that it returns")
+    print(f"{asked}: give it to the authority, and tell it the mark {_mark(request)} over another channel, e.g. a call")
+    print(f"{certificate_file(options.out)}: put the authority's certificate here")
     return 0
 
 
@@ -125,7 +125,7 @@ def sign_again(options: argparse.Namespace) -> int:
 
 
 def rotate_key(options: argparse.Namespace) -> int:
-    """Let a new key be the authority's."""
+    """Replace the authority's key."""
     if not options.new.exists():
         make_authority(options.new, SystemCoins())
     new = load_authority(options.new)
@@ -152,13 +152,13 @@ def begin(options: argparse.Namespace) -> int:
 
 
 def authority_in(text: str) -> bytes:
-    """Return the key of an authority, which an option says or the file of its roster."""
+    """Return an authority's key from hexadecimal digits or from its roster file."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
         return load_roster(Path(text)).authority
     if len(key) != IDENTITY_KEY_BYTES:
-        raise InvalidParameters(f"--authority is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, or a roster's file")
+        raise InvalidParameters(f"--authority must be {2 * IDENTITY_KEY_BYTES} hexadecimal digits, or a roster file")
     return key
 
 
@@ -166,7 +166,7 @@ def authority_in(text: str) -> bytes:
 
 
 def _signed(roster: Path) -> int:
-    """Say what a roster has now, and return the exit status."""
+    """Print the number of clients in a roster, and return the exit status."""
     print(f"{roster}: {len(load_roster(roster).clients)} clients, signed as of now; give it to the server")
     return 0
 
@@ -178,7 +178,7 @@ def _requests(paths: list[Path]) -> Iterator[Path]:
         elif found := sorted(path.glob("*.request")):
             yield from found
         else:
-            raise InvalidParameters(f"the folder {path} holds no *.request; `secagg keys new` makes them")
+            raise InvalidParameters(f"the folder {path} has no *.request file; make requests with `secagg keys new`")
 
 
 def _lines(path: Path) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def _read(path: Path) -> Request:
     try:
         return Request.decode(_lines(path)[0])
     except (OSError, ValueError) as error:
-        raise InvalidParameters(f"{path} cannot be read as a request ({error})") from None
+        raise InvalidParameters(f"cannot read {path} as a request ({error})") from None
 
 
 def _client(number: int) -> ClientId:

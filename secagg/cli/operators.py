@@ -1,4 +1,4 @@
-"""``secagg holder`` and ``server``: holders of one message, and the second of two servers."""
+"""``secagg holder`` and ``secagg server``: holders of the one-message protocol, and the second of two servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.01, 30.0
 
 
 def make_key(options: argparse.Namespace) -> int:
-    """Write a private key for nobody but this user, and print the public one."""
+    """Write a private key that only this user can read, and print the public key."""
     path: Path = options.out
     with Secret.random("signing key", IDENTITY_KEY_BYTES, SystemCoins()) as seed:
         try:
@@ -74,10 +74,10 @@ def sign_record(options: argparse.Namespace) -> int:
 
     authority = load_signing_key(options.authority)
     if not 0 <= options.number < _MOST_NUMBERS:
-        raise InvalidParameters(f"--number is in 0..{_MOST_NUMBERS - 1}; got {options.number}")
-    # Written so that NaN is refused too.
+        raise InvalidParameters(f"--number must be between 0 and {_MOST_NUMBERS - 1}; got {options.number}")
+    # NaN compares false, so this form refuses it too.
     if not 0 < options.hours <= _MOST_HOURS:
-        raise InvalidParameters(f"--hours is above 0 and at most {_MOST_HOURS}; got {options.hours}")
+        raise InvalidParameters(f"--hours must be above 0 and at most {_MOST_HOURS}; got {options.hours}")
     record = plan_epoch(
         [
             HolderIdentity(number=number, public_key=_public_key("--holder", key))
@@ -92,15 +92,15 @@ def sign_record(options: argparse.Namespace) -> int:
     )
     durable.replace(options.out, record.signed(authority).encode(), durable.PUBLIC)
     print(
-        f"epoch {record.number}: {len(record.holders)} holders, {record.threshold} open a sum, {record.quorum} sign a "
-        f"list first; {record.committee.stands} may be lost; any {record.corrupted} of them with the server learn "
-        "nothing else"
+        f"epoch {record.number}: {len(record.holders)} holders, of which {record.quorum} must sign a list and "
+        f"{record.threshold} open a sum; {record.committee.stands} may be lost; any {record.corrupted} that collude "
+        "with the server learn nothing else"
     )
     return 0
 
 
 def serve_holder(options: argparse.Namespace) -> int:
-    """Hold until SIGTERM or SIGINT."""
+    """Serve as a holder until SIGTERM or SIGINT."""
     from secagg.protocols.one_message import EpochRecord, Holder
     from secagg.session.client_policy import ClientPolicy
 
@@ -115,7 +115,7 @@ def serve_holder(options: argparse.Namespace) -> int:
     if not 0 < options.key_hours <= _MOST_KEY_HOURS:
         raise InvalidParameters(f"--key-hours must be above 0 and at most {_MOST_KEY_HOURS}; got {options.key_hours}")
     if options.memory < 1:
-        raise InvalidParameters(f"--memory is a number of MiB, at least 1; got {options.memory}")
+        raise InvalidParameters(f"--memory must be at least 1 MiB; got {options.memory}")
     key, ends = load_signing_key(options.key), None
     with serving():
         try:
@@ -124,9 +124,9 @@ def serve_holder(options: argparse.Namespace) -> int:
                 raise InvalidParameters(f"the epoch has no holder with the key {key.public_key.hex()}")
             if len(record.holders) < options.minimum_holders or record.corrupted < options.corrupted:
                 raise InvalidParameters(
-                    f"the epoch has {len(record.holders)} holders, of whom {record.corrupted} may be corrupted, and "
-                    f"this one asks for {options.minimum_holders} and {options.corrupted}; lower --minimum-holders or "
-                    "--corrupted, or have another epoch signed"
+                    f"the epoch has {len(record.holders)} holders, of which {record.corrupted} may be corrupted, but "
+                    f"this holder requires {options.minimum_holders} and {options.corrupted}; lower --minimum-holders "
+                    "or --corrupted, or use another epoch"
                 )
             if options.server is not None:
                 server = _public_key("--server", options.server)
@@ -159,9 +159,9 @@ def _say_ready(position: int, address: str) -> Callable[[], None]:
 
 
 def _end_with_the_epoch(holder: Holder, record: EpochRecord) -> None:
-    """Destroy keys when their time is over, also where nobody asks for anything any more."""
+    """Destroy the keys when the epoch ends, even if no request arrives."""
     while not holder.end_if_expired():
-        # The clock may be set meanwhile.
+        # The pause is limited because the clock may be changed meanwhile.
         time.sleep(min(max(holder.seconds_left(), _LEAST_PAUSE), _MOST_PAUSE))
     print(f"secagg holder: epoch {record.number} is over, and its keys are destroyed", flush=True)
 
@@ -172,7 +172,7 @@ def _public_key(name: str, text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != IDENTITY_KEY_BYTES:
-        raise InvalidParameters(f"{name} is {2 * IDENTITY_KEY_BYTES} hexadecimal digits, as `secagg holder keys` says")
+        raise InvalidParameters(f"{name} must be {2 * IDENTITY_KEY_BYTES} hex digits, from `secagg holder keys`")
     return key
 
 
@@ -181,7 +181,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(_MOST_FILE_BYTES)
     except OSError as error:
-        raise InvalidParameters(f"{path} cannot be read: {error.strerror}") from None
+        raise InvalidParameters(f"cannot read {path}: {error.strerror}") from None
 
 
 # --- Two servers ------------------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ _SUITES: Final = {suite.name.lower(): suite for suite in Suite}
 
 
 def make_operator_keys(options: argparse.Namespace) -> int:
-    """Make one operator's keys, or with the other one's public keys the file that names both servers."""
+    """Make one operator's keys or, from the other operator's public keys, the file that names both servers."""
     out, roster = options.out, options.roster or options.out / ROSTER_FILE
     if options.trial:
         for name in ("role", "peer", "roster"):
             if getattr(options, name) is not None:
-                raise InvalidParameters(f"--{name} is not for --trial, which makes both keys for the roster in --out")
+                raise InvalidParameters(f"--{name} cannot be combined with --trial, which makes both keys")
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out}: the keys of both servers, {'new' if is_new else 'there already'}. A trial protects nobody.")
         return 0
@@ -204,15 +204,15 @@ def make_operator_keys(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if options.peer is None:
         if options.roster is not None:
-            raise InvalidParameters("--roster goes with --peer: it says who certifies the clients of both servers")
+            raise InvalidParameters("--roster only applies with --peer: it says who certifies the clients")
         make_server_keys(out, options.role, SystemCoins())
-        print(f"{out / server_file(options.role)}: private; nobody but the operator of this server has it")
-        print(f"{out / public_file(options.role)}: public; give it to the other operator, and take theirs as --peer")
+        print(f"{out / server_file(options.role)}: private; only this server's operator may have it")
+        print(f"{out / public_file(options.role)}: public; give it to the other operator, and pass theirs as --peer")
         return 0
     with load_server_keys(out / server_file(options.role), options.role) as keys:
         pair = write_server_pair(out, roster, [keys.public, load_operator_keys(options.peer)])
-    print(f"{out / SERVERS_FILE}: public; both operators, and every client, are given it")
-    print(f"fingerprint {pair.fingerprint}: compare it with the other operator's, over a channel of your own")
+    print(f"{out / SERVERS_FILE}: public; give it to both operators and every client")
+    print(f"fingerprint {pair.fingerprint}: compare it with the other operator's over another channel")
     return 0
 
 
@@ -221,10 +221,10 @@ def serve_second_server(options: argparse.Namespace) -> int:
     if options.threads < 1:
         raise InvalidParameters(f"--threads is {options.threads}; at least one thread evaluates")
     if options.maximum_hours > _MOST_HOURS:
-        raise InvalidParameters(f"--maximum-hours is at most {_MOST_HOURS}; got {options.maximum_hours}")
+        raise InvalidParameters(f"--maximum-hours must be at most {_MOST_HOURS}; got {options.maximum_hours}")
     names = [name.strip() for name in options.suites.split(",")]
     if unknown := [name for name in names if name not in _SUITES]:
-        raise InvalidParameters(f"--suites are {', '.join(_SUITES)}; got {unknown[0]!r}")
+        raise InvalidParameters(f"--suites must be among {', '.join(_SUITES)}; got {unknown[0]!r}")
     pair = load_server_pair(options.servers)
     policy = OperatorPolicy(
         task_prefix=options.task.encode(),
@@ -238,7 +238,7 @@ def serve_second_server(options: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with serving(), load_server_keys(options.keys, 1) as keys:
-        # Version 0.2 kept the root of a round there; now a round ends with its process.
+        # Version 0.2 kept a round's root there; now a round ends with its process.
         durable.erase(options.journal / "round.journal")
         with closing(StandingRounds(options.journal)) as rounds:
             state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
@@ -251,7 +251,7 @@ def serve_second_server(options: argparse.Namespace) -> int:
 
 
 def show_file(options: argparse.Namespace) -> int:
-    """Say what a file holds."""
+    """Print a description of a file."""
     for line in _description(options.file):
         print(line)
     return 0
@@ -284,7 +284,7 @@ def _configuration(path: Path) -> Iterator[str]:
     try:
         shown = IndexingConfiguration.decode(_read(path))
     except PeerError as error:
-        raise InvalidParameters(f"{path} holds no configuration of two servers: {error}") from None
+        raise InvalidParameters(f"{path} is not a configuration of two servers: {error}") from None
     yield f"task {shown.task!r}, suite {shown.suite.value}, {shown.mode.name.lower()}; T0 {shown.context.digest.hex()}"
     yield f"authority {shown.authority.hex()}"
     yield from (f"server {index} signs with {key.hex()}" for index, key in enumerate(shown.server_keys))

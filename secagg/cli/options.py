@@ -1,4 +1,4 @@
-"""The options of keys, of helpers that stand and of sums over HTTP; each command is imported when it runs."""
+"""Options of the commands for keys, helpers and sums over HTTP; each command's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from secagg.wire import FORMS
 from . import spreading
 
 _SETTING: Final = re.compile(r"(?<![\w./-])(the server's )?secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
-"""A setting, as platforms name it and as they say it in errors; no file of such a name."""
+"""A platform's setting in an error message, but not a file name of that form."""
 _OF_SERVER: Final = "clip"
-"""Setting that has an option of its own at a server, and that a client's log may name."""
+"""Setting that only the server has, as an option, and that a client's log may mention."""
 _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
 
 def protocol_name(text: str) -> str:
-    """Return a protocol's name; an error says which one may be meant."""
+    """Return a protocol's name; an error suggests a similar one."""
     try:
         return require_name(text)
     except InvalidParameters as error:
@@ -32,7 +32,7 @@ def protocol_name(text: str) -> str:
 
 
 def in_own_words(text: str, options: argparse.Namespace) -> str:
-    """Return a text that names the settings of platforms with the options of a command that has ``--set``."""
+    """Return a text with platforms' settings spelled as options, for a command that has ``--set``."""
     if not hasattr(options, "set"):
         return text
 
@@ -45,7 +45,7 @@ def in_own_words(text: str, options: argparse.Namespace) -> str:
 
 
 def when_run(module: str, name: str) -> Callable[[argparse.Namespace], int]:
-    """Return a command that imports its function, and calls it with its options."""
+    """Return a command that imports its function and calls it with the options."""
 
     def run(options: argparse.Namespace) -> int:
         command: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
@@ -67,21 +67,21 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def _add_node(node: argparse.ArgumentParser) -> None:
     commands = node.add_subparsers(required=True, metavar="COMMAND")
     trust = commands.add_parser(
-        "trust", help="take a client's state for the newest after chmod -R, chown -R or a move to another machine"
+        "trust", help="accept a client's state as the newest after chmod -R, chown -R or a move to another machine"
     )
-    trust.add_argument("folder", type=Path, nargs="?", help="with its state.db (default: SECAGG_LEDGER_DIRECTORY)")
+    trust.add_argument("folder", type=Path, nargs="?", help="folder of state.db (default: SECAGG_LEDGER_DIRECTORY)")
     trust.set_defaults(run=when_run("secagg.cli.state", "run_trust"))
     site = commands.add_parser(
-        "nvflare", help="make a site of NVFlare answer secure sums only, whatever a job wants; show it first"
+        "nvflare", help="restrict an NVFlare site to secure sums, whatever a job requests; shows the changes first"
     )
-    site.add_argument("kit", type=Path, help="the folder of the site, with local and startup")
+    site.add_argument("kit", type=Path, help="folder of the site, with local and startup")
     site.add_argument(
-        "--policy", nargs="+", default=[], metavar="KEY=VALUE", help="for every job, such as minimum-cohort=10"
+        "--policy", nargs="+", default=[], metavar="KEY=VALUE", help="policy for every job, such as minimum-cohort=10"
     )
-    site.add_argument("--tracking", action="store_true", help="let events that scripts log leave the site")
-    site.add_argument("--closed", action="store_true", help="run no code of a job, which stops hostile jobs too")
+    site.add_argument("--tracking", action="store_true", help="allow events that scripts log to leave the site")
+    site.add_argument("--closed", action="store_true", help="run no code from jobs, which also stops hostile jobs")
     site.add_argument(
-        "--script", type=Path, action="append", default=[], metavar="FILE", help="with --closed: jobs may run it"
+        "--script", type=Path, action="append", default=[], metavar="FILE", help="with --closed: script for jobs"
     )
     site.add_argument(
         "--interpreter",
@@ -89,64 +89,66 @@ def _add_node(node: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --closed: program that may run these scripts in processes of their own, such as python",
+        help="with --closed: program that may run these scripts in separate processes, such as python",
     )
-    site.add_argument("--allow", action="append", default=[], metavar="CLASS", help="with --closed: jobs may use it")
-    site.add_argument("--write", action="store_true", help="change the files; without it they are only shown")
+    site.add_argument("--allow", action="append", default=[], metavar="CLASS", help="with --closed: class for jobs")
+    site.add_argument("--write", action="store_true", help="write the changes (default: only show them)")
     site.set_defaults(run=when_run("secagg.nvflare.site_files", "write_site"))
 
 
 def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    holder = commands.add_parser("holder", help="a standing holder of the protocol with one message a client")
+    holder = commands.add_parser("holder", help="a holder of the one-message protocol")
     kinds = holder.add_subparsers(required=True, metavar="COMMAND")
-    keys = kinds.add_parser("keys", help="make an identity, of a holder or of the authority, and print its public key")
-    keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes")
+    keys = kinds.add_parser("keys", help="make the key of a holder or of the authority, and print the public key")
+    keys.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the private key")
     keys.set_defaults(run=when_run("secagg.cli.operators", "make_key"))
     record = kinds.add_parser(
         "record",
-        help="as the authority: sign who holds in an epoch",
-        description="Sign an epoch's holders, in their order. List operators that do not work together: what any "
-        "--corrupted of them know tells nothing, and no more than that is promised.",
+        help="the authority: sign the record of an epoch's holders",
+        description="Sign the record of an epoch's holders, in their order. Choose operators that do not collude: the "
+        "protocol is secure only while at most --corrupted of them collude with the server.",
     )
     record.add_argument(
         "--authority",
         type=Path,
         required=True,
         metavar="FILE",
-        help="the authority's private key, of `secagg holder keys` or `secagg keys`",
+        help="the authority's private key, from `secagg holder keys` or `secagg keys`",
     )
     record.add_argument(
-        "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; once for each"
+        "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; repeat for each holder"
     )
-    record.add_argument("--number", type=int, required=True, metavar="N", help="of the epoch; above every earlier one")
-    record.add_argument("--corrupted", type=int, default=1, help="how many may work with the server (default: 1)")
-    record.add_argument("--absent", type=int, default=0, help="how many others may be away (default: 0)")
-    record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="default: classic")
-    record.add_argument("--hours", type=float, default=24.0, help="how long the epoch lasts (default: 24)")
-    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the record goes")
+    record.add_argument("--number", type=int, required=True, metavar="N", help="epoch number, above all earlier ones")
+    record.add_argument("--corrupted", type=int, default=1, help="number that may collude with the server (default: 1)")
+    record.add_argument("--absent", type=int, default=0, help="number of other holders that may be absent (default: 0)")
+    record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: classic)")
+    record.add_argument("--hours", type=float, default=24.0, help="lifetime of the epoch (default: 24)")
+    record.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the record")
     record.set_defaults(run=when_run("secagg.cli.operators", "sign_record"))
     serve = kinds.add_parser(
         "serve",
-        help="hold in one epoch, until SIGTERM or SIGINT",
-        description="Hold in one epoch. The holder's keys exist only in memory and are replaced every --key-hours. "
-        "After a restart it takes part in the sums that begin later. Never clone or restore its machine.",
+        help="serve as a holder in one epoch, until SIGTERM or SIGINT",
+        description="Serve as a holder in one epoch. Its keys exist only in memory and are replaced every --key-hours. "
+        "After a restart it takes part in sums that begin later. Never clone or restore its machine.",
     )
-    serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="as `secagg holder record` makes it")
+    serve.add_argument("--record", type=Path, required=True, metavar="FILE", help="record of `secagg holder record`")
     serve.add_argument("--key", type=Path, required=True, metavar="FILE", help="this holder's private key")
     serve.add_argument(
         "--authority",
         required=True,
         metavar="HEX",
-        help="the public key of the authority it believes, or the file of a roster that the operator trusts",
+        help="the authority's public key, or a roster file that the operator trusts",
     )
-    serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"where the server connects: {_ADDRESS}")
-    serve.add_argument("--server", metavar="HEX", help="of tcp and vsock: the server's public key; nobody else may ask")
+    serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"address for the server: {_ADDRESS}")
+    serve.add_argument("--server", metavar="HEX", help="for tcp and vsock: public key of the only server that may ask")
     more = serve.add_argument_group("limits")
-    more.add_argument("--minimum-cohort", type=int, default=3, metavar="N", help="no sum is over fewer (default: 3)")
-    more.add_argument("--corrupted", type=int, default=1, metavar="N", help="least bound of the epoch (default: 1)")
-    more.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="least of the epoch (default: 4)")
     more.add_argument(
-        "--task", action="append", default=[], metavar="NAME", help="hold for this task only; once for each"
+        "--minimum-cohort", type=int, default=3, metavar="N", help="minimum clients in a sum (default: 3)"
+    )
+    more.add_argument("--corrupted", type=int, default=1, metavar="N", help="minimum of the epoch's (default: 1)")
+    more.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="minimum of the epoch (default: 4)")
+    more.add_argument(
+        "--task", action="append", default=[], metavar="NAME", help="the only task; repeat for several (default: any)"
     )
     more.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory for shares (default: 1024)")
     more.add_argument(
@@ -160,40 +162,40 @@ def _add_server(command: argparse.ArgumentParser) -> None:
     _add_serve(
         commands.add_parser(
             "serve",
-            help="server 1, for all rounds that server 0 offers and this policy admits",
-            description="Run server 1 until SIGTERM or SIGINT, for a server 0 that offers it a configuration for each "
-            "round, as a Flower app's does. Started again it knows which rounds it began; the one that ran is over.",
+            help="run server 1, for all rounds that server 0 offers and its policy accepts",
+            description="Run server 1 until SIGTERM or SIGINT. Server 0, such as that of a Flower app, offers a "
+            "configuration for each round. A restart remembers the rounds that began, but ends the current one.",
         )
     )
     _add_keys(
         commands.add_parser(
             "keys",
-            help="the keys of one operator; with the other one's public keys, the file that names both servers",
+            help="make one operator's keys or, with --peer, the file that names both servers",
             description="Make one operator's keys: a private file, and a public one for the other operator. With "
-            "--peer, write servers.json from both public files; it comes out alike at both operators, who compare "
+            "--peer, write servers.json from both public files; it is identical at both operators, who compare "
             "its fingerprint over another channel.",
         )
     )
-    show = commands.add_parser("show", help="say what a file holds: keys (their public part), servers, a journal, ...")
+    show = commands.add_parser("show", help="describe a file: keys (their public part), servers, a journal, ...")
     show.add_argument("file", type=Path)
     show.set_defaults(run=when_run("secagg.cli.operators", "show_file"))
 
 
 def _add_keys(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--role", type=int, choices=(0, 1), help="which of the two servers is this operator's")
+    command.add_argument("--role", type=int, choices=(0, 1), help="number of this operator's server")
     command.add_argument("--out", type=Path, default=Path("keys"), metavar="DIR", help="(default: %(default)s)")
     command.add_argument("--peer", type=Path, metavar="FILE", help="the other operator's public file")
-    command.add_argument("--roster", type=Path, metavar="FILE", help="of the clients (default: DIR/roster.txt)")
-    command.add_argument("--trial", action="store_true", help="both operators' keys in one folder: protects nobody")
+    command.add_argument("--roster", type=Path, metavar="FILE", help="the clients' roster (default: DIR/roster.txt)")
+    command.add_argument("--trial", action="store_true", help="make both operators' keys, which protects nobody")
     command.set_defaults(run=when_run("secagg.cli.operators", "make_operator_keys"))
 
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--listen", required=True, metavar="ADDRESS", help=f"where server 0 connects: {_ADDRESS}")
-    command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's own key file")
-    command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="as `keys --peer` writes it")
-    command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="kept for as long as the keys")
-    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="no sum is over fewer clients")
+    command.add_argument("--listen", required=True, metavar="ADDRESS", help=f"address for server 0: {_ADDRESS}")
+    command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's key file")
+    command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="file of `keys --peer`")
+    command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="journal; keep it with the keys")
+    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="minimum clients in a sum")
     more = command.add_argument_group("limits")
     more.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
     more.add_argument(
@@ -201,25 +203,25 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         type=int,
         default=1 << 27,
         metavar="N",
-        help="the most counters and ring elements of a round (default: %(default)s)",
+        help="maximum number of counters and ring elements in a round (default: %(default)s)",
     )
     more.add_argument(
-        "--maximum-hours", type=int, default=24, metavar="N", help="how long a round may be (default: %(default)s)"
+        "--maximum-hours", type=int, default=24, metavar="N", help="maximum length of a round (default: %(default)s)"
     )
-    more.add_argument("--task", default="", metavar="PREFIX", help="what every task begins with (default: any)")
-    more.add_argument("--suites", default="classic,hybrid", help="that are accepted (default: %(default)s)")
-    more.add_argument("--threads", type=int, default=1, help="how many threads evaluate (default: %(default)s)")
+    more.add_argument("--task", default="", metavar="PREFIX", help="prefix of accepted tasks (default: any)")
+    more.add_argument("--suites", default="classic,hybrid", help="accepted suites (default: %(default)s)")
+    more.add_argument("--threads", type=int, default=1, help="number of threads (default: %(default)s)")
     command.set_defaults(run=when_run("secagg.cli.operators", "serve_second_server"))
 
 
 def _add_service(command: argparse.ArgumentParser, usual: str | None) -> None:
-    """Add what an enclave's service is started with, here or in its machine."""
+    """Add the options of an enclave's service, here or in its machine."""
     listen = "unix:PATH, vsock:PORT or virtio:NAME" + (" (default: %(default)s)" if usual else "")
     command.add_argument("--listen", default=usual, required=not usual, metavar="ADDRESS", help=listen)
     sources = ("nsm", "tsm", "gramine", "simulated")
-    command.add_argument("--evidence", required=True, choices=sources, help="who vouches for its keys; no other does")
-    command.add_argument("--threads", type=int, default=1, help="how many threads expand masks (default: %(default)s)")
-    memory = "limit of an epoch (default: %(default)s)"
+    command.add_argument("--evidence", required=True, choices=sources, help="source of evidence; there is no fallback")
+    command.add_argument("--threads", type=int, default=1, help="number of threads for masks (default: %(default)s)")
+    memory = "memory limit of an epoch (default: %(default)s)"
     command.add_argument("--memory", type=int, metavar="MIB", default=256 if usual else 4096, help=memory)
 
 
@@ -227,27 +229,27 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(required=True, metavar="COMMAND")
     served = commands.add_parser(
         "serve",
-        help="run the trusted part in a process of its own",
-        description="Run the trusted part in a process of its own, until SIGTERM or SIGINT. With simulated evidence "
+        help="run the trusted part in a separate process",
+        description="Run the trusted part in a separate process, until SIGTERM or SIGINT. With simulated evidence "
         "it protects nobody from the owner of this machine.",
     )
     _add_service(served, None)
     served.set_defaults(run=when_run("secagg.cli.shared", "serve_enclave"))
-    image = commands.add_parser("image", help="build the machine that an enclave runs in, the same bytes everywhere")
+    image = commands.add_parser("image", help="build the machine image of an enclave, reproducibly")
     for name, metavar, about in (
-        ("--lock", "FILE", "SHA-256 and name of each package, with the wheel of secagg"),
-        ("--inputs", "FOLDER", "where these packages are"),
-        ("--out", "FOLDER", "where kernel, initramfs, command line and contents.json go"),
+        ("--lock", "FILE", "SHA-256 and name of each package, including the wheel of secagg"),
+        ("--inputs", "FOLDER", "folder of these packages"),
+        ("--out", "FOLDER", "folder for kernel, initramfs, command line and contents.json"),
     ):
         image.add_argument(name, type=Path, required=True, metavar=metavar, help=about)
     _add_service(image, "virtio:secagg")
-    image.add_argument("--heartbeat", action="store_true", help="tell a Nitro parent instance that it has booted")
-    image.add_argument("--acpi", action="store_true", help="keep the tables of ACPI, which TDX needs and measures")
+    image.add_argument("--heartbeat", action="store_true", help="report the boot to the Nitro parent instance")
+    image.add_argument("--acpi", action="store_true", help="keep ACPI tables, which TDX needs and measures")
     image.set_defaults(run=when_run("secagg.cli.images", "build"))
     kinds = commands.add_parser(
-        "measure", help="print the policy file that pins an image: computed here, before it runs anywhere"
+        "measure", help="compute and print the policy file that pins an image, without running it"
     ).add_subparsers(required=True, metavar="HARDWARE")
-    nitro = kinds.add_parser("nitro", help="AWS Nitro: writes image.eif as well")
+    nitro = kinds.add_parser("nitro", help="AWS Nitro; also writes image.eif")
     snp = kinds.add_parser("snp", help="AMD SEV-SNP, booted directly by QEMU with kernel-hashes=on")
     for each, run in ((nitro, "measure_nitro"), (snp, "measure_snp")):
         each.add_argument("image", type=Path, help="folder with vmlinuz, initramfs and cmdline")
@@ -255,11 +257,11 @@ def _add_enclave(command: argparse.ArgumentParser) -> None:
     snp.add_argument("--firmware", type=Path, required=True, metavar="FILE", help="a build of OvmfPkg/AmdSev")
     snp.add_argument("--processor", default="EPYC-Milan", help="QEMU's processor model (default: %(default)s)")
     snp.add_argument("--processors", type=int, default=1, help="number of processors (default: %(default)s)")
-    endorse = commands.add_parser("endorse", help="sign a policy file as of now, for clients that pin the key")
-    endorse.add_argument("policy", type=Path, help="file that pins measurements, and the least versions of hardware")
-    endorse.add_argument("--key", type=Path, required=True, metavar="FILE", help="private, of `keys authority`")
-    endorse.add_argument("--days", type=int, default=7, help="how long it holds, at most 90 (default: %(default)s)")
-    endorse.add_argument("--out", type=Path, required=True, metavar="FILE", help="in the folder of collateral")
+    endorse = commands.add_parser("endorse", help="sign a policy file, dated now, for clients that pin the key")
+    endorse.add_argument("policy", type=Path, help="policy file with measurements and minimum versions of hardware")
+    endorse.add_argument("--key", type=Path, required=True, metavar="FILE", help="private key of `keys authority`")
+    endorse.add_argument("--days", type=int, default=7, help="days of validity, at most 90 (default: %(default)s)")
+    endorse.add_argument("--out", type=Path, required=True, metavar="FILE", help="file in the collateral folder")
     endorse.set_defaults(run=when_run("secagg.cli.images", "endorse_policy"))
 
 
@@ -272,42 +274,40 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
         "--first for more clients.",
     )
     keys.add_argument("--clients", type=int, help="for a trial: number of keys to make")
-    keys.add_argument("--first", type=int, default=0, help="the id of the first of them (default: %(default)s)")
-    keys.add_argument("--out", type=Path, default=Path("keys"), help="the folder (default: %(default)s)")
+    keys.add_argument("--first", type=int, default=0, help="id of the first client (default: %(default)s)")
+    keys.add_argument("--out", type=Path, default=Path("keys"), help="folder (default: %(default)s)")
     keys.add_argument(
-        "--trial-servers", action="store_true", help="for a trial, the keys of both of two servers as well"
+        "--trial-servers", action="store_true", help="for a trial: also make the keys of both of two servers"
     )
     keys.set_defaults(run=when_run("secagg.cli.keys", "make_all"))
     kinds = keys.add_subparsers(metavar="COMMAND")
     new = kinds.add_parser("new", help="a client: make its key, and a request to certify it")
-    new.add_argument("--client", type=int, metavar="N", help="the client's number; no other client has it")
+    new.add_argument("--client", type=int, metavar="N", help="the client's unique number")
     new.add_argument("--authority", metavar="KEY", help="public key of the authority, or a roster's file")
-    new.add_argument(
-        "--replaces", type=Path, metavar="FILE", help="the key that this one replaces; it signs the request"
-    )
+    new.add_argument("--replaces", type=Path, metavar="FILE", help="the client's old key, which signs the request")
     new.add_argument(
         "--kit",
         type=Path,
         metavar="PATH",
         help="folder of an NVFlare site or private key of a SuperNode, to vouch for it",
     )
-    new.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the private key goes: NAME.key")
+    new.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the private key: NAME.key")
     new.set_defaults(run=when_run("secagg.cli.keys", "make_own"))
     signs = kinds.add_parser("sign", help="the authority: certify the keys of requests")
     signs.add_argument("requests", type=Path, nargs="+", metavar="REQUEST", help="request, or folder of *.request")
     signs.add_argument(
-        "--replace", type=int, metavar="N", help="take a new key of client N without a proof by the key it has or had"
+        "--replace", type=int, metavar="N", help="accept a new key of client N without a proof by its old key"
     )
-    signs.add_argument("--days", type=int, default=365, help="until the certificates expire (default: %(default)s)")
+    signs.add_argument("--days", type=int, default=365, help="validity of certificates (default: %(default)s)")
     signs.add_argument(
         "--sites", type=Path, metavar="FILE", help="NUMBER NAME a line: kits of these sites must vouch for all requests"
     )
     signs.add_argument("--root", type=Path, metavar="FILE", help="with --sites: rootCA.pem of an NVFlare project")
     revokes = kinds.add_parser("revoke", help="the authority: revoke the keys of clients")
     revokes.add_argument("clients", type=int, nargs="+", metavar="N", help="number of a client")
-    renews = kinds.add_parser("renew", help="the authority: sign the roster as of now, daily")
-    rotates = kinds.add_parser("rotate", help="the authority: sign by another key from now on")
-    rotates.add_argument("--new", type=Path, required=True, metavar="FILE", help="the new key; made if it is not there")
+    renews = kinds.add_parser("renew", help="the authority: sign the roster again, daily")
+    rotates = kinds.add_parser("rotate", help="the authority: change to another key")
+    rotates.add_argument("--new", type=Path, required=True, metavar="FILE", help="the new key; created if missing")
     jobs = ((signs, "sign"), (revokes, "take_back"), (renews, "sign_again"), (rotates, "rotate_key"))
     for each, run in jobs:
         each.add_argument(
@@ -334,23 +334,23 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
 def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     serve = commands.add_parser(
         "serve",
-        help="hold one sum over HTTP, for clients that run `secagg contribute`",
+        help="serve one sum over HTTP, for clients that run `secagg contribute`",
         usage="secagg serve (--values N --clip C | --model FILE) --clients N --out FILE [option ...]",
-        description="Hold one sum and write the mean of its updates; or one for each task of a file.",
-        epilog="Started again with the same arguments after a crash it resumes, where the protocol can. SIGTERM stops "
-        "it, and keeps what it resumes from; SIGHUP has it read renewed files of TLS.",
+        description="Serve one sum, or one for each task of a file, and write the mean of its updates.",
+        epilog="After a crash, the same command resumes the sum if the protocol supports it. SIGTERM stops the server "
+        "and keeps its state; SIGHUP reloads the TLS files.",
     )
     serve.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
-    serve.add_argument("--values", type=int, help="how many an update has")
+    serve.add_argument("--values", type=int, help="number of values of an update")
     serve.add_argument(
-        "--model", type=Path, metavar="FILE", help="sum changes of its tensors, .npz or .safetensors; no --values"
+        "--model", type=Path, metavar="FILE", help="model (.npz, .safetensors) whose changes to sum, not --values"
     )
-    serve.add_argument("--clip", type=float, help="values beyond it are clipped (default: 4.0 of --model)")
+    serve.add_argument("--clip", type=float, help="maximum absolute value of an update (default: 4.0 with --model)")
     serve.add_argument(
-        "--statistics", type=Path, metavar="FILE", help="sum what this declaration asks for; no --values"
+        "--statistics", type=Path, metavar="FILE", help="declaration of statistics to sum, instead of --values"
     )
-    serve.add_argument("--clients", type=int, help="how many are invited, 0 and up; with a roster, all of it")
-    serve.add_argument("--task", default="sum", help="its name; clients name the same (default: %(default)s)")
+    serve.add_argument("--clients", type=int, help="number of clients; ids are 0 to N-1 (default: roster size)")
+    serve.add_argument("--task", default="sum", help="name of the task, equal at clients (default: %(default)s)")
     serve.add_argument(
         "--tasks", type=Path, metavar="FILE", help="several tasks at once: TOML with a table [NAME] of options for each"
     )
@@ -360,45 +360,45 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "--out",
         type=Path,
         metavar="FILE",
-        help="where the mean goes, as .npy; the next model; or the statistics, as JSON",
+        help="file for the mean (.npy), the next model, or the statistics (JSON)",
     )
     more = serve.add_argument_group("further options")
-    more.add_argument("--bits", type=int, help="of one value (default: 16; not of --model)")
+    more.add_argument("--bits", type=int, help="bits of one value (default: 16; not with --model)")
     more.add_argument(
         "--group",
         metavar="K/N",
-        help="invite the K-th of N groups of them, and write its sum to --out; `secagg add` adds those of all groups",
+        help="invite group K of N, and write its sum to --out; `secagg add` adds the sums of all groups",
     )
-    more.add_argument("--round", type=int, help="goes up within a task (default: the time in seconds)")
+    more.add_argument("--round", type=int, help="round number, increasing in a task (default: the time in seconds)")
     more.add_argument(
         "--form",
         type=int,
         default=FORMS[0],
         metavar="N",
-        help="form of messages; clients that do not speak it are excluded (default: %(default)s)",
+        help="form of messages; clients that do not support it are excluded (default: %(default)s)",
     )
     more.add_argument("--behind-proxy", action="store_true", help="TLS ends at a proxy before this server")
     more.add_argument(
         "--metrics-token",
         type=Path,
         metavar="FILE",
-        help="token that /status and /metrics ask for; without it they answer this machine only",
+        help="file with the token for /status and /metrics (default: only this machine may read them)",
     )
     more.add_argument(
         "--memory",
         type=int,
         default=1024,
         metavar="MIB",
-        help="memory for all answers that are being read, with their copies (default: %(default)s)",
+        help="memory limit of answers that are being received, with copies (default: %(default)s)",
     )
-    more.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: whose certificates are let in")
-    more.add_argument("--exchange-seconds", type=float, default=60.0, help="for a stage (default: %(default)s)")
-    more.add_argument("--training-seconds", type=float, default=600.0, help="for the updates (default: %(default)s)")
+    more.add_argument("--client-certs", type=Path, metavar="FILE", help="mutual TLS: authorities of clients")
+    more.add_argument("--exchange-seconds", type=float, default=60.0, help="time of a stage (default: %(default)s)")
+    more.add_argument("--training-seconds", type=float, default=600.0, help="time of updates (default: %(default)s)")
     more.add_argument(
         "--patience",
         type=float,
         metavar="SHARE",
-        help="once enough have answered, wait this multiple of the time so far (default: for all)",
+        help="wait for late clients, as a multiple of the time so far (default: wait for all)",
     )
     more.add_argument(
         "--page",
@@ -410,46 +410,46 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of https://HOST ask, by exact name",
+        help="origin whose pages may connect, such as https://HOST",
     )
     spreading.add_options(serve)
-    _add_common(more, "a setting of the server, as an app of Flower has it without `secagg-`: roster=keys/roster.txt")
+    _add_common(more, "a server setting, as in a Flower app but without `secagg-`: roster=keys/roster.txt")
     serve.set_defaults(run=when_run("secagg.cli.serve", "run_serve"), usual=serve.get_default, parsed=serve.parse_args)
     add = commands.add_parser(
         "add",
-        help="add what the servers of all groups released, and write the mean",
+        help="add the sums of all groups, and write the mean",
         description="Add the sums of groups of clients, each written by `secagg serve --group K/N`, and write the mean "
-        "of all updates. Sums of other plans or rounds are refused, and clients who are in two.",
+        "of all updates. Sums of other plans or rounds are refused, and so are clients in two groups.",
     )
     add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
-    add.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the mean goes, as .npy")
+    add.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the mean, .npy")
     add.set_defaults(run=when_run("secagg.cli.groups", "run_add"))
-    _add_contribute(commands.add_parser("contribute", help="add one update to the sum that a server holds"))
+    _add_contribute(commands.add_parser("contribute", help="add one update to a server's sum"))
 
 
 def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     contribute.usage = (
         "secagg contribute URL (--update | --model | --statistics) FILE (--identity FILE | --client N) [...]"
     )
-    contribute.add_argument("url", metavar="URL", help="of the server")
+    contribute.add_argument("url", metavar="URL", help="URL of the server")
     what = contribute.add_mutually_exclusive_group(required=True)
     what.add_argument("--update", type=Path, metavar="FILE", help="values, as .npy")
     what.add_argument("--model", type=Path, metavar="FILE", help="trained model, as .npz or .safetensors")
-    what.add_argument("--statistics", type=Path, metavar="FILE", help="the declaration that this site answers")
-    contribute.add_argument("--base", type=Path, metavar="FILE", help="of --model: the model before training")
-    contribute.add_argument("--examples", type=int, metavar="N", help="of --model: number of examples trained on")
-    contribute.add_argument("--data", metavar="FILE", help="of --statistics: a .csv, or site.py:FUNCTIONS")
-    contribute.add_argument("--data-version", default="1", help="its owner's name for the data (default: %(default)s)")
+    what.add_argument("--statistics", type=Path, metavar="FILE", help="this site's declaration of statistics")
+    contribute.add_argument("--base", type=Path, metavar="FILE", help="with --model: the model before training")
+    contribute.add_argument("--examples", type=int, metavar="N", help="with --model: number of training examples")
+    contribute.add_argument("--data", metavar="FILE", help="with --statistics: a .csv, or site.py:FUNCTIONS")
+    contribute.add_argument("--data-version", default="1", help="version of the data (default: %(default)s)")
     contribute.add_argument("--protocol", type=protocol_name, default="pairwise", help=f"the only accepted {PROTOCOLS}")
     who = contribute.add_mutually_exclusive_group(required=True)
-    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file, of `secagg keys`")
-    who.add_argument("--client", type=int, metavar="N", help="this client's number, where clients have no keys")
-    contribute.add_argument("--task", default="sum", help="no other is answered (default: %(default)s)")
+    who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file from `secagg keys`")
+    who.add_argument("--client", type=int, metavar="N", help="this client's number, if clients have no keys")
+    contribute.add_argument("--task", default="sum", help="the only accepted task (default: %(default)s)")
     more = contribute.add_argument_group("further options")
-    more.add_argument("--server-cert", type=Path, metavar="FILE", help="the server's, or of its issuer")
-    more.add_argument("--state", type=Path, metavar="DIR", help="where progress is sealed (default: in memory)")
-    more.add_argument("--patience", type=float, default=120.0, help="seconds without a server (default: 120)")
-    _add_common(more, "a floor of this client: minimum_cohort=10, servers=servers.json")
+    more.add_argument("--server-cert", type=Path, metavar="FILE", help="certificate of the server or its issuer")
+    more.add_argument("--state", type=Path, metavar="DIR", help="folder for sealed progress (default: in memory)")
+    more.add_argument("--patience", type=float, default=120.0, help="maximum seconds without a server (default: 120)")
+    _add_common(more, "a setting of the client policy: minimum_cohort=10, servers=servers.json")
     contribute.set_defaults(run=when_run("secagg.cli.contribute", "run_contribute"))
 
 
@@ -461,5 +461,5 @@ def _add_common(command: argparse._ActionsContainer, what: str) -> None:  # pyri
 
 
 def _add_credentials(command: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
-    command.add_argument("--cert", type=Path, metavar="FILE", help="own certificate, PEM")
-    command.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
+    command.add_argument("--cert", type=Path, metavar="FILE", help="own TLS certificate, PEM")
+    command.add_argument("--key", type=Path, metavar="FILE", help="private key of --cert, PEM")

@@ -1,4 +1,4 @@
-"""``secagg plan``: what schemes and protocols cost for one model."""
+"""``secagg plan``: costs of compression schemes and protocols for a model."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _OF_SIZES: Final = (
     *("codewords", "block_size", "cohort_bits", "sparsity", "megabits", "latency", "noise", "releases"),
     *("delta", "base", "dropped", "explain"),
 )
-"""Options of what is sent, which seconds do not depend on."""
+"""Options that cannot be combined with --seconds."""
 _OF_SECONDS: Final = ("set", "protocol", "values", "workers", "gigabits")
 
 
 def shapes_of(options: argparse.Namespace) -> Shapes:
-    """Return the shapes of the model in a file, or that is given as a number of blocks."""
+    """Return the shapes of the model in a file, or of a number of blocks."""
     if options.model is not None and options.model.suffix == ".json":
         return _shapes_in(options.model)
     if options.model is not None:
         return {name: each.shape for name, each in _floats(options.model).items()}
     if options.blocks is None or not 1 <= options.blocks <= MOST_BLOCKS:
-        raise InvalidParameters(f"--blocks is in 1..{MOST_BLOCKS}; got {options.blocks}")
+        raise InvalidParameters(f"--blocks must be between 1 and {MOST_BLOCKS}; got {options.blocks}")
     return shapes_of_blocks(options.blocks, options.block_size)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print the comparison and what follows from it."""
+    """Print the comparison and advice."""
     others = _OF_SECONDS if options.seconds is None else _OF_SIZES
     if strange := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) != options.usual(name)]:
         needed = "only applies with" if options.seconds is None else "cannot be combined with"
@@ -101,7 +101,7 @@ def _floats(file: Path) -> Mapping[str, NDArray[Any]]:
 
 
 def _clips(options: argparse.Namespace) -> Iterator[str]:
-    """Say which clip an update needs: the difference of a trained model to the one before."""
+    """Suggest a clip for an update, the difference of two models."""
     if options.model is None or options.model.suffix == ".json":
         raise InvalidParameters("--base is the model before training; give the trained one with --model FILE")
     trained, before = _floats(options.model), _floats(options.base)
@@ -110,8 +110,8 @@ def _clips(options: argparse.Namespace) -> Iterator[str]:
     update = {name: each - before[name] for name, each in trained.items()}
     for bits in sorted({options.bits, USUAL_BITS}):
         yield (
-            f"With {bits} bits a value, --clip {clip_for(update, bits=bits):g} leaves these changes the least error, "
-            "and others half as much again."
+            f"With {bits} bits a value, --clip {clip_for(update, bits=bits):g} leaves room for changes half as large "
+            "again as these."
         )
 
 
@@ -122,12 +122,12 @@ def _noise(options: argparse.Namespace) -> PlannedNoise | None:
         with spelled("--noise"):
             return PlannedNoise(declared(NoiseSettings)["noise_multiplier"].parsed(options.noise), releases, delta)
     if options.releases is not None or options.delta is not None:
-        raise InvalidParameters("--releases and --delta are about --noise; give --noise as well, or leave them out")
+        raise InvalidParameters("--releases and --delta only apply with --noise; add --noise, or remove them")
     return None
 
 
 def _shapes_in(file: Path) -> Shapes:
-    """Read a JSON object that gives a list of sizes for each tensor's name."""
+    """Read a JSON object with a list of sizes for each tensor name."""
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_FILE_BYTES + 1)
@@ -143,7 +143,7 @@ def _shapes_in(file: Path) -> Shapes:
     shapes = {name: tuple(cast("list[int]", shape)) for name, shape in tensors.items() if isinstance(shape, list)}
     if not shapes or len(shapes) < len(tensors):
         raise InvalidParameters(
-            f'{file} gives no list of sizes for each tensor; write {{"layer.weight": [64, 32], "layer.bias": [64]}}'
+            f'{file} needs a list of sizes for each tensor, such as {{"layer.weight": [64, 32], "layer.bias": [64]}}'
         )
     return shapes
 
@@ -213,7 +213,7 @@ def _text(request: PlanRequest, rows: list[dict[str, Any]], said: list[str]) -> 
         f"{request.block_size} values"
     )
     if any((cut.codewords, cut.block_size) != (request.codewords, request.block_size) for cut in request.tensors):
-        yield "some tensors have fewer codewords, because they have few blocks, or shorter blocks"
+        yield "some tensors have few blocks and use fewer codewords or shorter blocks"
     yield ""
     yield from table("scheme", [(row["scheme"], row) for row in rows], _COLUMNS)
     yield ""
@@ -222,9 +222,9 @@ def _text(request: PlanRequest, rows: list[dict[str, Any]], said: list[str]) -> 
 
 
 def _notes(network: Network, measuring: float) -> Iterator[str]:
-    yield f"What a scheme loses is in {files('secagg.compression') / 'README.md'}."
+    yield f"For the error of each scheme, see {files('secagg.compression') / 'README.md'}."
     yield (
-        f"Seconds leave out encoding: small sessions were run on this machine, in {in_seconds(measuring)}, and scaled "
-        "by counted work. The server's are those of all clients and include its helpers'. A round adds one client's "
-        f"seconds, its bytes at {network.megabits:g} Mbit/s, and {network.latency:g} s for each exchange."
+        f"Seconds do not include encoding: small sessions were run on this machine, in {in_seconds(measuring)}, and "
+        "scaled by counted work. The server's seconds are for all clients and include its helpers. A round is one "
+        f"client's seconds, its bytes at {network.megabits:g} Mbit/s, and {network.latency:g} s for each exchange."
     )

@@ -1,4 +1,4 @@
-"""One whole session in memory, with real cryptography, and what every stage of it took: for every protocol."""
+"""``secagg round``: runs one session of any protocol in memory, with real cryptography, and measures each stage."""
 
 from __future__ import annotations
 
@@ -53,61 +53,61 @@ SHORT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "unchecked": "is_checked",
 }
-"""Options with a name of their own, and the setting that each stands for."""
+"""Options with their own names, and the settings that they set."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     """Add ``secagg round``."""
     command = commands.add_parser(
         "round",
-        help="one whole session in memory, with real cryptography, measured stage by stage",
+        help="one session in memory, with real cryptography, measured stage by stage",
         usage="secagg round [option ...]",
-        description="Run one session in memory, with real cryptography, and print what each stage took, who dropped "
-        "out where, what was revealed, and whether the sum is exact.",
+        description="Run one session in memory, with real cryptography, and print the costs of each stage, the "
+        "dropouts, what was revealed, and whether the sum is exact.",
     )
     command.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
-    command.add_argument("--clients", type=int, default=100, help="how many are invited (default: %(default)s)")
-    command.add_argument("--groups", type=int, help="of clients, with a session each, whose sums are added")
-    command.add_argument("--dimension", type=int, default=100_000, help="values of each client (default: %(default)s)")
+    command.add_argument("--clients", type=int, default=100, help="number of clients (default: %(default)s)")
+    command.add_argument("--groups", type=int, help="number of groups, each with a session, whose sums are added")
+    command.add_argument("--dimension", type=int, default=100_000, help="values per client (default: %(default)s)")
     command.add_argument(
         "--drop",
         type=int,
-        help="how many drop out (default: one in twenty), dealt out in turn to the stages, the upload first",
+        help="number of dropouts, distributed over the stages, the upload first (default: one in twenty)",
     )
     command.add_argument(
         "--compression",
         choices=(_PLAIN, "sq", "dither", "pruning", "pq", "peak"),
-        help="compression of a model of that dimension (default: none for rings alone, else pq)",
+        help="compression of a model of that dimension (default: pq if the protocol takes indices, else none)",
     )
     more = command.add_argument_group("further options")
-    more.add_argument("--bits", type=int, help="of one value without compression (default: 16)")
-    more.add_argument("--codewords", type=int, help="of each codebook of pq (default: 64)")
-    more.add_argument("--block-size", type=int, help="values of a codeword of pq (default: 9)")
+    more.add_argument("--bits", type=int, help="bits of one value without compression (default: 16)")
+    more.add_argument("--codewords", type=int, help="codewords per codebook of pq (default: 64)")
+    more.add_argument("--block-size", type=int, help="values per codeword of pq (default: 9)")
     more.add_argument("--suite", choices=("classic", "hybrid"), help="(default: hybrid for enclave, else classic)")
-    more.add_argument("--cheat", type=int, default=0, help="how many clients vote more than once in a block")
-    more.add_argument("--threads", type=int, default=1, help="that expand masks and verify (default: %(default)s)")
+    more.add_argument("--cheat", type=int, default=0, help="number of clients that vote more than once in a block")
+    more.add_argument("--threads", type=int, default=1, help="number of threads (default: %(default)s)")
     more.add_argument(
         "--share-checks",
         action="store_true",
-        help="verify each signature once for all clients of this process; for thousands of them",
+        help="verify each signature once for all clients of this process; for thousands of clients",
     )
     more.add_argument(
-        "--seed", default="", help="of the inputs, up to 16 bytes count; keys and masks are fresh in every run"
+        "--seed", default="", help="seed of the inputs, up to 16 bytes; keys and masks are fresh in every run"
     )
-    more.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    of_some = command.add_argument_group("settings of some protocols; another protocol refuses them")
-    of_some.add_argument("--mode", choices=("active", "semi_honest"), help="of the server (default: the strictest)")
-    of_some.add_argument("--topology", choices=("sparse", "full"), help="who masks with whom (default: sparse)")
+    more.add_argument("--json", type=Path, metavar="FILE", help="file for all figures, in addition to the output")
+    of_some = command.add_argument_group("settings of some protocols; other protocols refuse them")
+    of_some.add_argument("--mode", choices=("active", "semi_honest"), help="trust in the server (default: the least)")
+    of_some.add_argument("--topology", choices=("sparse", "full"), help="graph of shared masks (default: sparse)")
     of_some.add_argument(
-        "--noise", help="its deviation over what one client can change; added by clients, or by two servers"
+        "--noise", help="standard deviation of the noise over the sensitivity; added by clients, or by two servers"
     )
-    of_some.add_argument("--epsilon", help="with --noise: the budget of each client, which refuses a sum beyond it")
-    of_some.add_argument("--corrupted", help="how many clients the plan withstands (default: one in ten)")
-    of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what leaves the enclave")
-    of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how the enclave counts")
-    of_some.add_argument("--depth", help="of the trees of point functions (default: the shortest upload)")
+    of_some.add_argument("--epsilon", help="with --noise: budget of each client, which refuses a sum above it")
+    of_some.add_argument("--corrupted", help="number of clients that may collude (default: one in ten)")
+    of_some.add_argument("--release", choices=("decoded-sum", "histogram"), help="what an enclave releases")
+    of_some.add_argument("--accumulation", choices=("oblivious", "direct"), help="how an enclave counts")
+    of_some.add_argument("--depth", help="depth of the point functions' trees (default: that of the shortest upload)")
     of_some.add_argument(
-        "--unchecked", action="store_const", const="no", help="two servers: nobody proves one vote for each block"
+        "--unchecked", action="store_const", const="no", help="two servers: no proof of one vote for each block"
     )
     of_some.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting")
     spreading.add_options(command)
@@ -115,7 +115,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 
 
 def run_round(options: argparse.Namespace) -> int:
-    """Run the session, print what it took, and fail unless its sum is exact."""
+    """Run the session, print its costs, and fail unless its sum is exact."""
     entry = find(options.protocol)
     rehearsals = _planned(entry, options)
     if options.json is not None:
@@ -210,9 +210,9 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
     """Return a protocol's settings.
 
     Args:
-        facts: what a rehearsal knows, by the names of settings; a protocol takes those that it has.
-        short: the values of the options in ``SHORT`` that were given.
-        assigned: ``name=value``, for every other setting.
+        facts: values known to the rehearsal, by the names of settings; a protocol uses those that it has.
+        short: values of the given options in ``SHORT``.
+        assigned: ``name=value`` for other settings.
     """
     known = declared(entry.settings)
     given = dict[str, Any]()
@@ -265,7 +265,7 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
 
 
 def _room_for_noise(options: argparse.Namespace) -> int:
-    """Return how many bits more a ring has for the noise of a session that is rehearsed, whatever it is planned for."""
+    """Return the number of additional bits that a ring needs for the noise of the session."""
     if options.noise is None:
         return 0
     with spelled("--noise"):
@@ -275,12 +275,12 @@ def _room_for_noise(options: argparse.Namespace) -> int:
     if multiplier <= 0:
         raise InvalidParameters(f"--noise is positive; got {options.noise}")
     share: Fraction = multiplier * 2 * (math.isqrt(options.dimension) + 1)
-    # Four deviations of values that are uniform over the input's bits, and of noise that few clients add.
+    # Room for four standard deviations of uniform values, and of the noise of few clients.
     return math.ceil(4 * (1 + share)).bit_length()
 
 
 def _facts_of_noise(inputs: SyntheticUpdates | WindowedInputs, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a planner of noise is told of the inputs, which stand for updates that were rotated and rounded."""
+    """Return the facts about the inputs that a noise plan needs; they model updates that are rotated and rounded."""
     from secagg.simulation.synthetic_updates import WindowedInputs
 
     if options.noise is None:

@@ -1,4 +1,4 @@
-"""Common parts of commands that serve and of both ends of a wire; and ``secagg enclave serve``."""
+"""Common parts of commands that serve, and of ``serve`` and ``contribute``; and ``secagg enclave serve``."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TRUST: Final = ("clients trust the server to follow the protocol", "clients trus
 _PORTS: Final = 1 << 16
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
 _MAX_NORM: Final = "max_norm"
-"""A term of sums whose enclave bounds norms."""
+"""Term of sums in which an enclave bounds norms."""
 _MOST_VALUES: Final = 1 << 28
 
 
 def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
-    """Return how updates are encoded; from what a server says it is the server's word, and no floor."""
+    """Return the session that encodes updates. Terms from a server are not checked against a client's policy here."""
     import numpy as np
 
     from secagg.quick.model_session import Session
@@ -53,7 +53,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     if not (is_whole and 1 <= terms["group"] <= terms["groups"]):
         raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
     if not 1 <= terms["values"] <= _MOST_VALUES:
-        raise InvalidParameters(f"an update has 1 to {_MOST_VALUES:,} values; got {terms['values']}")
+        raise InvalidParameters(f"an update must have 1 to {_MOST_VALUES:,} values; got {terms['values']}")
     return Session.for_model(
         np.zeros(terms["values"]),
         clients=terms["clients"],
@@ -71,14 +71,14 @@ def max_norms_in(protocol: str, terms: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, Any]) -> Session[Any] | Plan:
-    """Return how updates are encoded, or how the statistics that this side itself declares travel."""
+    """Return the session that encodes updates, or the plan of this side's own declaration of statistics."""
     from secagg.analytics import Plan
 
     if declared is None:
         return plan_of(protocol, terms)
     if terms.get("statistics") != declared.digest.hex():
         raise InvalidParameters(
-            f"the sum is not of the statistics that {declared.name!r} declares here; compare the files of both sides",
+            f"the server sums other statistics than this side's declaration {declared.name!r}; compare the two files",
             reason=Reason.BELOW_FLOOR,
         )
     return Plan(declared)
@@ -97,13 +97,12 @@ def model_terms(task: RoundTask) -> dict[str, Any]:
 
 
 def terms_of_model(description: SessionDescription) -> Terms:
-    """Read the terms of a sum of a model, which are those of a platform's round and fit the description."""
+    """Read the terms of a sum of a model, and check them against the description."""
     from secagg.platforms.terms import Terms, malformed
 
     if not {"about", "parameters", "model", "noise"} <= (given := description.terms).keys():
         raise InvalidParameters(
-            "the server sums arrays of values, or statistics, and no model; give --update or --statistics, as its "
-            "operator says",
+            "the server sums values or statistics, not a model; use --update or --statistics, as its operator says",
             reason=Reason.BELOW_FLOOR,
         )
     try:
@@ -118,18 +117,18 @@ def terms_of_model(description: SessionDescription) -> Terms:
 
 
 def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping[str, Any]) -> Subject:
-    """Return what a sum is about, with the digest of its terms."""
+    """Return the subject of a sum, with the digest of its terms."""
     from secagg.transport.description import terms_digest
 
     try:
         name = task.encode()
     except UnicodeEncodeError:
-        raise InvalidParameters("--task is text in UTF-8; name another one") from None
+        raise InvalidParameters("--task must be valid UTF-8; name another task") from None
     return replace(plan.subject(task=name, round_number=number, model=()), terms=terms_digest(terms))
 
 
 class JsonLines(logging.Formatter):
-    """Formats any record as one line of JSON, which names settings as the options of a command."""
+    """Formats records as lines of JSON, with settings spelled as options of the command."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from secagg.transport.description import TASK
@@ -152,30 +151,30 @@ class JsonLines(logging.Formatter):
 
 
 def running(work: Callable[[], Coroutine[Any, Any, Result]], options: argparse.Namespace) -> Result:
-    """Run until the end, or SIGTERM or SIGINT; logs of the level that is asked for, and above, are JSON."""
+    """Run until the work ends, or until SIGTERM or SIGINT, with logs as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(options))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for each in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(each).setLevel(logging.WARNING)
-    # Anybody may send the messages that it warns of.
+    # It warns of malformed requests, which anybody can send.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))
 
 
 def stopped() -> int:
-    """Say that a signal came before the end, and return the exit status: there is no sum."""
-    print("secagg: stopped before the end of the sum; where --state kept it, the same line resumes it", file=sys.stderr)
+    """Print that a signal stopped the sum, and return the exit status."""
+    print("secagg: stopped before the end of the sum; with --state, the same command resumes it", file=sys.stderr)
     return 130
 
 
 async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Work until a signal ends it, from the loop: one that is raised within a request is lost there."""
+    """Run the work until a signal. The loop cancels it, because an exception raised within a request would be lost."""
     task, signals = asyncio.ensure_future(work()), [signal.SIGTERM, signal.SIGINT]
 
     def end() -> None:
-        # Another one is not to interrupt what tells clients and keeps the session.
+        # A second signal must not interrupt the code that notifies clients and saves the session.
         if signals:
             signals.clear()
             task.cancel()
@@ -189,11 +188,11 @@ async def _until_told(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result
 
 
 def own_credentials(options: argparse.Namespace) -> Credentials | None:
-    """Return this side's certificate and key, if they are given."""
+    """Return this side's TLS certificate and key, or None."""
     from secagg.transport.tls import Credentials
 
     if (options.cert is None) != (options.key is None):
-        raise InvalidParameters("--cert and --key belong together; give both, or none")
+        raise InvalidParameters("--cert and --key must be set together; set both, or none")
     return None if options.cert is None else Credentials(certificate=options.cert, key=options.key)
 
 
@@ -201,12 +200,12 @@ def address(option: str, text: str) -> tuple[str, int]:
     """Read HOST:PORT."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) >= _PORTS:
-        raise InvalidParameters(f"{option} is HOST:PORT; got {text!r}")
+        raise InvalidParameters(f"{option} must be HOST:PORT; got {text!r}")
     return host, int(port)
 
 
 def assigned(assignments: Iterable[str], *classes: type[Any]) -> dict[str, Any]:
-    """Read ``name=value``, each as a class declares it; choices and names that none declares keep their text."""
+    """Parse ``name=value`` as the classes declare the names; choices and unknown names stay text."""
     from secagg.options import Declared, declared, spelled
 
     known, given = dict[str, Declared](), dict[str, Any]()
@@ -229,9 +228,9 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def serving() -> Generator[None]:
-    """End at the first SIGTERM or SIGINT, and leave no image of keys on a disk after a crash."""
+    """Exit at the first SIGTERM or SIGINT, and disable core dumps, which would contain keys."""
     if not hasattr(socket, "AF_UNIX"):
-        raise InvalidParameters("this system has no Unix sockets; serve where there are some")
+        raise InvalidParameters("this system has no Unix sockets; use another system")
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -239,14 +238,14 @@ def serving() -> Generator[None]:
     try:
         yield
     except SecAggError:
-        # Nothing was served, and the caller continues.
+        # Nothing was served, and the caller continues with its own handlers.
         for each, handler in earlier.items():
             signal.signal(each, handler)
         raise
 
 
 def serve_enclave(options: argparse.Namespace) -> int:
-    """Serve one host after the other as the trusted part, and return the exit status."""
+    """Run the enclave's trusted part, and return the exit status."""
     from secagg.crypto.entropy import SystemCoins
     from secagg.protocols.enclave import serve_at
 
@@ -262,7 +261,7 @@ def serve_enclave(options: argparse.Namespace) -> int:
 
 
 def _end(*_: int | FrameType | None) -> None:
-    # One signal is enough; another is not to interrupt what overwrites keys and removes sockets.
+    # A second signal must not interrupt the code that overwrites keys and removes sockets.
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(0)

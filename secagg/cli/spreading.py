@@ -1,4 +1,4 @@
-"""Sums of many machines, and of groups with a session each: their options and their messages."""
+"""Options and output of sums that are added by workers, and of sums over groups with one session each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG: Final = logging.getLogger("secagg")
 _PROGRESS_SECONDS: Final = 10.0
 ENGINES = ("memory", "processes", "ray")
 SPREAD: Final = "one-message"
-"""The protocol whose uploads workers can add."""
+"""The only protocol whose uploads workers can add."""
 _WORKERS: Final = 2
 _COLUMNS: Final[Sequence[Column]] = (
     Column("clients", lambda row: f"{row['clients']:,}"),
@@ -43,18 +43,18 @@ _COLUMNS: Final[Sequence[Column]] = (
 
 def add_options(command: Any) -> None:  # noqa: ANN401 -- argparse names the type of its groups privately
     """Add the options to a command."""
-    group = command.add_argument_group("who adds the uploads: the server, or its workers")
-    group.add_argument("--engine", choices=ENGINES, help="(default: the server itself, without a storage)")
-    group.add_argument("--workers", type=int, help="of processes or ray (default: 2)")
+    group = command.add_argument_group("workers that add the uploads, instead of the server")
+    group.add_argument("--engine", choices=ENGINES, help="engine of the workers (default: no workers)")
+    group.add_argument("--workers", type=int, help="number of workers of processes or ray (default: 2)")
     group.add_argument(
-        "--ray-address", default="", metavar="ADDRESS", help="(default: RAY_ADDRESS, or a local cluster)"
+        "--ray-address", default="", metavar="ADDRESS", help="address of the cluster (default: RAY_ADDRESS, or local)"
     )
-    group.add_argument("--storage", metavar="URL", help="that all workers see (default: a folder for this run alone)")
-    group.add_argument("--metrics", type=Path, metavar="FILE", help="keep figures there, as Prometheus reads them")
+    group.add_argument("--storage", metavar="URL", help="storage of all workers (default: a temporary folder)")
+    group.add_argument("--metrics", type=Path, metavar="FILE", help="file for metrics, as Prometheus reads them")
 
 
 class Telling:
-    """Writes to the log how far workers are; ``/metrics`` has the same at any time."""
+    """Logs the progress of the workers, which ``/metrics`` shows too."""
 
     def __init__(self) -> None:
         self._due, self._said = 0.0, ""
@@ -72,10 +72,10 @@ class Spreading:
 
     metrics: Metrics
     add_through: Callable[..., None] | None = None
-    """``add_through(session, state=None, is_kept=...)``: have the workers add; None where the server does."""
+    """``add_through(session, state=None, is_kept=...)`` lets the workers add the uploads; None without workers."""
 
     def opened(self, session: ServerSession) -> None:
-        """Have the workers, if there are any, add the uploads of a session that is not resumed after a crash."""
+        """Let the workers, if there are any, add the uploads of a session; it cannot be resumed after a crash."""
         if self.add_through is not None:
             self.add_through(session)
 
@@ -84,7 +84,7 @@ class Spreading:
 def workers_for(
     entry: ProtocolEntry, options: argparse.Namespace, show: Callable[[Figures], None]
 ) -> Generator[Spreading]:
-    """Start the workers that the options ask for, and end them."""
+    """Start the workers of the options, and stop them at the end."""
     from secagg.session.run import Metrics
 
     found = Spreading(Metrics())
@@ -102,7 +102,7 @@ def workers_for(
         show(figures)
         figures.tell(found.metrics, **({"task": options.task} if "task" in options else {}))
         if options.metrics is not None:
-            # A collector of figures from files must not see a half of one.
+            # A collector of metrics must never read half a file.
             written = options.metrics.with_name(options.metrics.name + ".new")
             written.write_text(found.metrics.text())
             written.replace(options.metrics)
@@ -119,7 +119,7 @@ def workers_for(
 
     with TemporaryDirectory() as folder:
         storage, numbers = options.storage or f"{folder}/storage", count()
-        # Before anybody uploads: an update that went into a sum that cannot be finished is spent.
+        # Checked before any upload: updates in a sum that cannot be finished would be used up.
         require_usable(storage)
         if options.metrics is not None:
             writable(options.metrics)
@@ -133,7 +133,7 @@ def workers_for(
 
 @dataclass(frozen=True, slots=True)
 class SpreadInState:
-    """A sum in a folder, from which the next process resumes."""
+    """A sum whose state is in a folder, from which a restart resumes."""
 
     folder: Path
     workers: Spreading
@@ -146,10 +146,10 @@ class SpreadInState:
         return goes_on(self.folder)
 
     def opened(self, about: Callable[[RecordedCoins], ServerSession], *, begins: bool = False) -> ServerSession:
-        """Open a session with the coins of before, if there are any, and have the workers add its uploads.
+        """Open a session with the recorded coins, if there are any, and let the workers add its uploads.
 
         Args:
-            begins: begin another sum, whatever is there: it ended, or nobody was told of it.
+            begins: begin a new sum and ignore the recorded one, which ended or was never announced.
         """
         from secagg.crypto.entropy import SystemCoins
         from secagg.scale.spread import RecordedCoins, State
@@ -170,21 +170,21 @@ class SpreadInState:
 def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
     workers = _WORKERS if options.workers is None else options.workers
     if not 1 <= workers <= 1 << 12:
-        raise InvalidParameters(f"--workers is in 1..4096; got {workers}")
+        raise InvalidParameters(f"--workers must be between 1 and 4096; got {workers}")
     if options.engine is None:
         for name in ("storage", "metrics", "ray_address", "workers"):
             if getattr(options, name):
-                raise InvalidParameters(f"--{name.replace('_', '-')} is for --engine; say who adds the uploads")
+                raise InvalidParameters(f"--{name.replace('_', '-')} only applies with --engine; set --engine too")
         return
     if entry.name != SPREAD:
         raise InvalidParameters(
-            f"--engine is for {SPREAD}, and the uploads of {entry.name} are added by its server alone; where one "
-            "server is too slow, divide the clients: `secagg serve --group K/N`, then `secagg add`"
+            f"--engine requires {SPREAD}; only the server adds the uploads of {entry.name}. If one server is too slow, "
+            "divide the clients: `secagg serve --group K/N`, then `secagg add`"
         )
     if options.workers and options.engine == "memory":
-        raise InvalidParameters("--workers is for --engine processes or ray; memory is the server alone")
+        raise InvalidParameters("--workers requires --engine processes or ray; memory has no workers")
     if options.ray_address and options.engine != "ray":
-        raise InvalidParameters("--ray-address is for --engine ray")
+        raise InvalidParameters("--ray-address requires --engine ray")
     if options.engine == "ray" and options.storage is None and (options.ray_address or os.environ.get("RAY_ADDRESS")):
         raise InvalidParameters(
             "--ray-address and RAY_ADDRESS need --storage: a folder or URL that all machines of the cluster see"
@@ -195,7 +195,7 @@ def _require_sense(entry: ProtocolEntry, options: argparse.Namespace) -> None:
 
 
 def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespace]:
-    """Return the options of each session, by the number of its first client; dropouts and cheaters are dealt out."""
+    """Return the options of each group's session, by its first client; dropouts and cheaters are divided evenly."""
     if options.groups is None:
         return {1: options}
     from secagg.scale.tree import divided
@@ -219,7 +219,7 @@ def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespa
 def run_all(
     rehearsals: Sequence[Rehearsal], progress: Progress, opened: Callable[[ServerSession], None]
 ) -> list[Rehearsed]:
-    """Run one session after another; refuse after the first, and not after the last, what cannot be added."""
+    """Run one session after another; check after the first one that the sums can be added."""
     from secagg.scale.tree import require_addable
 
     results = [rehearsals[0].run(progress, opened)]
@@ -229,7 +229,7 @@ def run_all(
 
 
 def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> Rehearsed:
-    """Add the sums of all groups; noise of each is independent of that of the others."""
+    """Add the sums of all groups, whose noise is independent."""
     from secagg.scale.tree import joined
 
     inputs, contributors = rehearsals[0].inputs, frozenset(c for result in results for c in result.contributors)
@@ -250,7 +250,7 @@ def total_of(rehearsals: Sequence[Rehearsal], results: Sequence[Rehearsed]) -> R
 
 
 def summary_of(rehearsal: Rehearsal, total: Rehearsed, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collect the output."""
+    """Return the figures of all groups."""
     same = ("protocol", "dimension", "compression", "segments", "largest norms")
     return {
         **{name: groups[0][name] for name in same},
@@ -267,7 +267,7 @@ def summary_of(rehearsal: Rehearsal, total: Rehearsed, groups: Sequence[dict[str
 
 
 def text(summary: dict[str, Any]) -> Iterator[str]:
-    """Write the summary for people."""
+    """Yield the lines of the summary."""
     groups = summary["groups"]
     yield f"{summary['clients']:,} clients in {len(groups)} groups, {summary['dimension']:,} values each; the first:"
     yield from groups[0]["description"]
@@ -280,7 +280,7 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
     yield revealed(summary["revealed sets"], summary["contributors"])
     if summary["noise deviations"]:
         yield (
-            f"each sum has noise of its own, of deviation {max(groups[0]['noise deviations']):,.3f} in the first; "
+            f"each sum has its own noise, with a deviation of {max(groups[0]['noise deviations']):,.3f} in the first; "
             f"their total has {max(summary['noise deviations']):,.3f}"
         )
     yield verdict(summary)
@@ -288,18 +288,18 @@ def text(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def revealed(sizes: Sequence[int], counted: int) -> str:
-    """Say which sums the server knows."""
+    """Describe the sums that the server learned."""
     least, most = min(sizes), max(sizes)
     if least == counted:
         return f"revealed: the sum of all {counted:,}, and no other"
     return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients, and not only that of all {counted:,}"
 
 
-# --- Of one session as well -------------------------------------------------------------------------------------------
+# --- Also used for one session ----------------------------------------------------------------------------------------
 
 
 def rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
-    """Return what rounding under masks adds to each value; None where nothing is rounded."""
+    """Return the mean error of rounding under masks, in steps; None without rounding."""
     from secagg.simulation.synthetic_updates import SyntheticUpdates
 
     if not isinstance(rehearsal.inputs, SyntheticUpdates):
@@ -308,7 +308,7 @@ def rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
 
 
 def verdict(summary: dict[str, Any]) -> str:
-    """Say whether the sum is that of the inputs, and how far rounding moves it."""
+    """Say whether the sum equals that of the inputs, and how much rounding changed it."""
     error, has_noise = summary["rounding error in steps"], bool(summary["noise deviations"])
     if error is None or has_noise:
         how = "as near as its noise reaches to" if has_noise else "exactly"

@@ -1,4 +1,4 @@
-"""``secagg train`` and its ``sweep``, ``plot`` and ``data``; and the seconds of ``secagg plan``."""
+"""``secagg train`` with ``sweep``, ``plot`` and ``data``; and ``secagg plan --seconds``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ CHANGES: Final[dict[str, Any]] = {
     "metavar": "KEY=VALUE",
     "help": "change a value, such as compression.bits=4",
 }
-"""Types of the values of ``--set``."""
+"""Arguments of the option ``--set``."""
 _MANY: Final = 1_000_000
-"""Clients of a sum whose seconds are asked for."""
+"""Default number of clients with ``--seconds``."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
-    """Add the command, and those below it."""
+    """Add the command and its subcommands."""
     trained = commands.add_parser(
         "train",
         help="federated learning through secure aggregation, on a CPU or a GPU (extra `train`)",
-        description="Train a model over many simulated clients, with every update encoded, summed and decoded.",
+        description="Train a model with many simulated clients, whose updates are encoded, summed and decoded.",
     )
     which = trained.add_mutually_exclusive_group()
     which.add_argument(
@@ -38,36 +38,36 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         metavar="NAME",
         help="fashion-, vader-, celeba-, femnist- or sent140- with none, sq, prune, pq; fashion- with peak, sketch",
     )
-    which.add_argument("--config", type=Path, metavar="FILE", help="a TOML file, such as the one in a run's folder")
+    which.add_argument("--config", type=Path, metavar="FILE", help="TOML file, such as the one in a run's folder")
     trained.add_argument("--set", **CHANGES)
     trained.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: build/runs/NAME-seedN)")
     trained.add_argument("--resume", action="store_true", help="resume from the checkpoint in that folder")
-    trained.add_argument("--show", action="store_true", help="print the whole configuration, and train nothing")
+    trained.add_argument("--show", action="store_true", help="only print the whole configuration")
     trained.set_defaults(run=run_training)
-    commands = trained.add_subparsers(metavar="COMMAND", help="without one, train one run")
-    swept = commands.add_parser("sweep", help="every cell of a grid with every seed; finished ones are skipped")
+    commands = trained.add_subparsers(metavar="COMMAND", help="without a command, train one run")
+    swept = commands.add_parser("sweep", help="train every cell of a grid with every seed; skip finished ones")
     swept.add_argument("grid", type=Path, metavar="GRID.toml")
-    swept.add_argument("--jobs", type=int, default=1, help="how many processes (default: %(default)s)")
+    swept.add_argument("--jobs", type=int, default=1, help="number of processes (default: %(default)s)")
     swept.add_argument("--out", type=Path, metavar="DIR", help="(default: build/sweeps/GRID)")
     swept.set_defaults(run=run_sweep)
-    plotted = commands.add_parser("plot", help="figures of runs and sweeps, and one report with all of them")
-    plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="of a run, or of a sweep")
+    plotted = commands.add_parser("plot", help="draw figures of runs and sweeps, and one report with all of them")
+    plotted.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folder of a run or a sweep")
     plotted.add_argument("--out", type=Path, metavar="DIR", help="(default: figures in the first folder)")
     plotted.set_defaults(run=run_plot)
     data = commands.add_parser("data", help="prepare training data, or list it")
     steps = data.add_subparsers(required=True, metavar="COMMAND")
     for name, meant in (
-        ("prepare", "read a data set once and keep it in a form that loads fast"),
-        ("info", "count it"),
+        ("prepare", "convert a data set once to a format that loads fast"),
+        ("info", "count its clients and examples"),
     ):
         step = steps.add_parser(name, help=meant)
         step.add_argument("name", metavar="DATA", help="fashion, fashion-full, vader, femnist, celeba or sent140")
-        step.add_argument("--root", type=Path, metavar="PATH", help="where its files are")
+        step.add_argument("--root", type=Path, metavar="PATH", help="folder of its files")
         step.set_defaults(run=run_data, prepares=name == "prepare")
 
 
 def run_training(options: argparse.Namespace) -> int:
-    """Train one run, and print what it came to."""
+    """Train one run, and print its results."""
     if options.config is None and options.preset is None:
         raise InvalidParameters("name what to train: --preset NAME, or --config FILE")
     require_torch()
@@ -141,7 +141,7 @@ def _prepare(name: str, root: Path | None) -> int:
     from secagg.training.datasets import prepare_leaf
 
     if root is None:
-        raise InvalidParameters(f"say where the files of {name} are, with --root")
+        raise InvalidParameters(f"set --root to the folder of {name}'s files")
     bar = Bar()
     try:
         folder = prepare_leaf(name, root, progress=lambda done, count: bar.update(name, done, count))
@@ -197,21 +197,21 @@ _INDENT = "      "
 
 
 def add_seconds_options(command: argparse.ArgumentParser) -> None:
-    """Add what ``secagg plan --seconds`` asks for."""
+    """Add the options of ``secagg plan --seconds``."""
     command.add_argument("--set", **CHANGES).help = f"with --seconds PRESET: {CHANGES['help']}"
     scale = command.add_argument_group(
         "with --seconds",
-        "One sum: of one-message as its additions are divided among workers, of other protocols as a server has a "
-        "session for each group of clients.",
+        "One sum: for one-message, workers divide the additions; for other protocols, a server has one session per "
+        "group of clients.",
     )
     scale.add_argument("--protocol", type=protocol_name, default="one-message", help=PROTOCOLS)
-    scale.add_argument("--values", type=int, default=1 << 20, help="of each client (default: %(default)s)")
-    scale.add_argument("--workers", type=int, default=64, help="machines that add up (default: %(default)s)")
-    scale.add_argument("--gigabits", type=float, default=10.0, help="a second into each (default: %(default)s)")
+    scale.add_argument("--values", type=int, default=1 << 20, help="values per client (default: %(default)s)")
+    scale.add_argument("--workers", type=int, default=64, help="number of machines (default: %(default)s)")
+    scale.add_argument("--gigabits", type=float, default=10.0, help="bandwidth of each, Gbit/s (default: %(default)s)")
 
 
 def run_seconds(options: argparse.Namespace) -> int:
-    """Say what a training run will take, or one sum of very many clients."""
+    """Print the time of a training run, or of one sum of very many clients."""
     if options.seconds:
         return _training(options)
     if options.set:
@@ -231,13 +231,13 @@ def _scale(options: argparse.Namespace) -> int:
         ("bits", options.bits, 1, MAXIMUM_MODULUS_BITS - clients.bit_length()),
     ):
         if not least <= value <= most:
-            raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+            raise InvalidParameters(f"--{name} must be between {least} and {most}; got {value}")
     farm = Farm(workers=options.workers, gigabits=options.gigabits)
     if options.json is not None:
         writable(options.json)
     entry, suite = find(options.protocol), Suite[options.suite.upper()]
     if entry.costs is None:
-        raise InvalidParameters(f"{entry.name} does not say what it costs; take another protocol")
+        raise InvalidParameters(f"{entry.name} declares no costs; use another protocol")
     constants = calibrate(entry, suite)
     lines = list(estimate_scale(entry, constants, clients, options.values, bits=options.bits, suite=suite, farm=farm))
     shown(

@@ -45,9 +45,9 @@ def test_the_demo_runs_without_matplotlib(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--clients", "2"], "change --clients"),
-        (["--clients", "101"], "change --clients"),
-        (["--clients", "12", "--drop", "5"], "0 to 4 may drop out"),
+        (["--clients", "2"], "--clients must be between 3 and 100"),
+        (["--clients", "101"], "--clients must be between 3 and 100"),
+        (["--clients", "12", "--drop", "5"], "at most 4 dropouts"),
         (["--clients", "12", "--drop", "-1"], "--drop is -1"),
     ],
 )

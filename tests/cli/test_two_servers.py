@@ -78,7 +78,7 @@ def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert keys("--out", tmp_path) == 2
     assert "name the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path, "--roster", tmp_path / "roster.txt") == 2
-    assert "--roster goes with --peer" in capsys.readouterr().err
+    assert "--roster only applies with --peer" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path) == 0
     assert keys("--role", "0", "--out", tmp_path) == 2
     assert "server-0.keys exists; choose another --out" in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_a_trial_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_trial_refuses_what_it_would_not_heed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option, value in (("role", "1"), ("peer", "x"), ("roster", "x")):
         assert keys("--trial", "--out", tmp_path, f"--{option}", value) == 2
-        assert f"--{option} is not for --trial" in capsys.readouterr().err
+        assert f"--{option} cannot be combined with --trial" in capsys.readouterr().err
 
 
 def test_a_trial_without_a_roster_leaves_no_keys_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,12 +135,12 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
     [
         ({"keys": "server-0.keys"}, "holds the keys of server/0; expected those of server/1"),
         ({"servers": "roster.txt"}, "does not name two servers"),
-        ({"suites": "classic,rsa"}, "--suites are classic, hybrid; got 'rsa'"),
+        ({"suites": "classic,rsa"}, "--suites must be among classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
-        ({"maximum_hours": "99999999999999"}, "--maximum-hours is at most 8784"),
+        ({"maximum_hours": "99999999999999"}, "--maximum-hours must be at most 8784"),
         ({"listen": "servers.json"}, "no socket can be made at"),
     ],
 )

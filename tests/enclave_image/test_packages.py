@@ -287,12 +287,15 @@ def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--listen", "tcp:127.0.0.1:5000", "--evidence", "tsm"], "a machine listens at vsock:PORT or virtio:NAME"),
-        (["--listen", "unix:/tmp/enclave.sock", "--evidence", "tsm"], "got --listen unix:/tmp/enclave.sock"),
-        (["--listen", f"vsock:{2**32 - 1}", "--evidence", "tsm"], "a machine listens at vsock:PORT"),
-        (["--listen", "virtio:", "--evidence", "tsm"], "a machine listens at"),
-        (["--evidence", "gramine"], "Gramine runs the service as a process"),
-        (["--evidence", "nsm", "--acpi"], "--acpi is for TDX, with --evidence tsm"),
+        (
+            ["--listen", "tcp:127.0.0.1:5000", "--evidence", "tsm"],
+            "--listen of an image must be vsock:PORT or virtio:NAME",
+        ),
+        (["--listen", "unix:/tmp/enclave.sock", "--evidence", "tsm"], "got unix:/tmp/enclave.sock"),
+        (["--listen", f"vsock:{2**32 - 1}", "--evidence", "tsm"], "--listen of an image must be vsock:PORT"),
+        (["--listen", "virtio:", "--evidence", "tsm"], "--listen of an image must be"),
+        (["--evidence", "gramine"], "Gramine needs no image"),
+        (["--evidence", "nsm", "--acpi"], "--acpi requires --evidence tsm"),
     ],
 )
 def test_an_image_that_no_host_could_reach_or_start_is_not_built(

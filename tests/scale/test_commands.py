@@ -45,15 +45,15 @@ def test_groups_with_an_engine_have_a_sum_each(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--protocol", "two-servers", "--engine", "memory"), "added by its server alone"),
+        (("--protocol", "two-servers", "--engine", "memory"), "only the server adds the uploads"),
         (("--protocol", "enclave", "--engine", "memory"), "`secagg serve --group K/N`, then `secagg add`"),
-        (("--protocol", "pairwise", "--engine", "ray"), "--engine is for one-message"),
-        ((*ONE_MESSAGE, "--storage", "x"), "say who adds the uploads"),
-        ((*ONE_MESSAGE, "--engine", "memory", "--ray-address", "x"), "--ray-address is for --engine ray"),
-        ((*ONE_MESSAGE, "--engine", "processes", "--workers", "0"), "in 1..4096"),
-        ((*ONE_MESSAGE, "--workers", "0"), "in 1..4096"),
-        ((*ONE_MESSAGE, "--workers", "3"), "--workers is for --engine"),
-        ((*ONE_MESSAGE, "--engine", "memory", "--workers", "3"), "memory is the server alone"),
+        (("--protocol", "pairwise", "--engine", "ray"), "--engine requires one-message"),
+        ((*ONE_MESSAGE, "--storage", "x"), "only applies with --engine"),
+        ((*ONE_MESSAGE, "--engine", "memory", "--ray-address", "x"), "--ray-address requires --engine ray"),
+        ((*ONE_MESSAGE, "--engine", "processes", "--workers", "0"), "between 1 and 4096"),
+        ((*ONE_MESSAGE, "--workers", "0"), "between 1 and 4096"),
+        ((*ONE_MESSAGE, "--workers", "3"), "--workers only applies with --engine"),
+        ((*ONE_MESSAGE, "--engine", "memory", "--workers", "3"), "memory has no workers"),
         ((*ONE_MESSAGE, "--engine", "ray", "--ray-address", "192.0.2.1:1"), "that all machines"),
     ],
 )

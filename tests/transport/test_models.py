@@ -352,7 +352,7 @@ def test_a_client_of_a_model_refuses_a_server_of_values(
         session="0" * 32, protocol="pairwise", task="sum", round_number=1, answer_bytes=1, terms=planned
     )
     joined(monkeypatch, description)
-    assert "the server sums arrays of values, or statistics, and no model" in refused(capsys, *client(tmp_path))
+    assert "the server sums values or statistics, not a model" in refused(capsys, *client(tmp_path))
 
 
 def test_a_trained_model_is_in_one_sum(

@@ -102,7 +102,7 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     server = serve(town, "--statistics", declaration, *roster)
     curious = answer(town, 0, other)
     assert curious.ended() == 2
-    assert "not of the statistics that 'others' declares here" in curious.text
+    assert "other statistics than this side's declaration 'others'" in curious.text
     server.terminate()
     server = serve(town, "--statistics", declaration, *roster)
     # Three sites have no room for one that works with the server, and each has to say that it assumes none.
