@@ -183,7 +183,7 @@ def test_an_enclave_counts_peaks_and_bounds_norms(town: Town) -> None:
         (("--set", "compression=module:Name"), "--set compression takes fixed-point"),
         (("--set", "tensors=a*;b*"), "--set tensors no turns"),
         (("--set", "tensors=none*"), "--set tensors names none*, and the model has layer.weight"),
-        (("--set", "noise=1.0"), "is the norm that clients clip to where --set noise is above 0"),
+        (("--set", "noise=1.0"), "is the norm to which clients clip if --set noise is above 0"),
         (("--set", "noise=1.0", "--set", "norm=1.0", "--set", "weighting=uniform"), "norm.batches holds integers"),
         (("--set", "max-norm=1.0"), "take --protocol enclave"),
         (("--clip", "1e9", "--set", "fraction_bits=40"), "lower --clip or --set fraction-bits"),
