@@ -186,8 +186,9 @@ class Client(Confined):
     def abort(self) -> None:
         """Leave the session, unless it is completed, and overwrite every secret; an uploaded input stays spent."""
         with self._lock:
-            self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
-            self._wipe()
+            if self._process != os.getpid():
+                self._recording = None
+            self._abort()
 
     def _step_on(self, kind: MessageKind, message: bytes) -> tuple[bytes, ClientState | None]:
         step, member = self._step, self._member
@@ -283,7 +284,8 @@ class Client(Confined):
         return noise_of(configuration, self._member.noise, self._member.policy.assumed_corrupted)
 
     def _abort(self) -> None:
-        self._state = ClientState.ABORTED
+        if self._state is not ClientState.COMPLETED:
+            self._state = ClientState.ABORTED
         self._wipe()
 
     def _wipe(self) -> None:

@@ -164,7 +164,7 @@ def _on_ring(seed: bytes, population: int, degree: int, position: int) -> tuple[
     order, places = _ring(seed, population)
     reach = degree // 2
     first = (places[position] - reach) % population
-    around = order[first : first + degree + 1]
+    around = [*order[first : first + degree + 1]]
     # At the end of the list the ring continues at its beginning.
     around += order[: degree + 1 - len(around)]
     del around[reach]
@@ -172,17 +172,20 @@ def _on_ring(seed: bytes, population: int, degree: int, position: int) -> tuple[
 
 
 @lru_cache(maxsize=_CACHED_RINGS)
-def _ring(seed: bytes, population: int) -> tuple[array[int], array[int]]:
-    """Return the positions in the order of the ring, and the place of each position on it, once for each seed."""
+def _ring(seed: bytes, population: int) -> tuple[tuple[int, ...], array[int]]:
+    """Return the positions in the order of the ring, and the place of each position on it, once for each seed.
+
+    Neighbourhoods share the integers of the order: those of an array would be new ones in each of them.
+    """
     words = _words(Label.GRAPH_PERMUTATION, seed)
-    order = array("I", range(population))
+    order = [*range(population)]
     for i in range(population - 1, 0, -1):
         j = _draw(words, i)
         order[i], order[j] = order[j], order[i]
-    places = array("I", bytes(order.itemsize * population))
+    places = array("I", [0]) * population
     for place, position in enumerate(order):
         places[position] = place
-    return order, places
+    return tuple(order), places
 
 
 def _draw(words: Iterator[int], greatest: int) -> int:

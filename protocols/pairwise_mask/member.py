@@ -106,6 +106,8 @@ class MemberParts(Confined):
 
     def __post_init__(self) -> None:
         require_number("threads", self.threads, 1)
+        if self.authority is not None:
+            self.policy = self.policy.with_keys()
         certificate, key = self.certificate, self.signing_key
         if certificate is not None and certificate.client != self.client:
             raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {self.client}")

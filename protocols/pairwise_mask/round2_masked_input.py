@@ -307,6 +307,7 @@ def mask_input(
     delivered = dict(zip(neighbours, message.entries, strict=True))
     root = delivered_root(member.client, (item.entry for item in message.entries))
     seeds, shares = dict[int, Secret](), dict[int, Secret]()
+    vector: MaskedVector | None = None
     try:
         entries, complaints = _open_entries(state, delivered, shares)
         unusable = _collect_seeds(state, entries, seeds)
@@ -325,6 +326,8 @@ def mask_input(
             signature = member.sign(Label.SIGNED_VIEW, *parts)
     except BaseException:
         wipe_all((*seeds.values(), *shares.values()))
+        if vector is not None:
+            vector.wipe()
         raise
     if not key_suite(roster.configuration.suite).edge_bytes:
         wipe_all(seeds.values())

@@ -176,6 +176,20 @@ class ClientNode:
                 reason=Reason.BELOW_FLOOR,
             )
 
+    def require_keys_used(self, *, is_certified: bool) -> None:
+        """Refuse a session without keys if this node has one, unless its policy names ``semi_honest`` alone.
+
+        A folder holds the keys of a simulation, in which no key protects anybody.
+        """
+        is_kept = self.policy.with_keys() == self.policy
+        if is_certified or is_kept or self.identity is None or Path(self.identity).is_dir():
+            return
+        raise InvalidParameters(
+            f"this node has a key ({PREFIX}identity), and the server asks for a session that uses none: "
+            f"give the server {PREFIX}roster, or the node {PREFIX}modes = 'semi_honest' if you trust it",
+            reason=Reason.BELOW_FLOOR,
+        )
+
     def require_adapter(self, asked: str) -> None:
         """Refuse a session for another adapter than this client's."""
         if not self.adapter or asked == self.adapter:

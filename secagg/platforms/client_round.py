@@ -295,6 +295,7 @@ class Node:
                 f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
+        self.settings.require_keys_used(is_certified=terms.is_certified)
         self.settings.require_adapter(terms.adapter)
         update = decode_parameters(terms.parameters, custom=self.custom)
         require_told_bounds(terms, update)

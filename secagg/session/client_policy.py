@@ -132,7 +132,8 @@ class ClientPolicy:
 
     suites: Annotated[frozenset[Suite], Accepted("accepted suites", Suite)] = frozenset(Suite)
     modes: Annotated[frozenset[SecurityMode], Accepted("accepted modes", SecurityMode)] = frozenset(SecurityMode)
-    """A client that accepts ``active`` only refuses protocols that trust the server."""
+    """A client that accepts ``active`` only refuses protocols that trust the server. One with a certified key takes
+    both to mean ``active``: otherwise a server could choose the mode in which the key protects nothing."""
     topologies: Annotated[frozenset[Topology], Accepted("accepted graphs", Topology)] = frozenset(Topology)
     sharings: Annotated[frozenset[SharingMode], Accepted("accepted sharings of indices", SharingMode)] = frozenset(
         {SharingMode.CHECKED_POINT_FUNCTIONS}
@@ -242,6 +243,11 @@ class ClientPolicy:
             and (own := getattr(self, name)) != default
             and RULES[name].stricter(own, default) == own
         ]
+
+    def with_keys(self) -> Self:
+        """Return the policy of a client with a certified key; it names ``semi_honest`` alone to trust the server."""
+        is_any = self.modes == DEFAULTS["modes"]
+        return replace(self, modes=frozenset({SecurityMode.ACTIVE})) if is_any else self
 
     def raised_by(self, given: Mapping[str, Any]) -> Self:
         """Return the stricter of this policy and an operator's values, each by its name."""

@@ -168,3 +168,26 @@ def test_the_same_parameters_are_accepted_while_the_planned_population_advertise
     session.step()
     victim = session.client_ids[0]
     assert session.clients[victim].answer(session.take(victim))
+
+
+@pytest.mark.parametrize("modes", [frozenset(SecurityMode), frozenset({SecurityMode.SEMI_HONEST})])
+def test_a_server_does_not_choose_the_mode_in_which_a_clients_key_protects_nothing(
+    modes: frozenset[SecurityMode],
+) -> None:
+    session = InsecurePairwiseSession(SessionSetup())
+    asked = session.client_ids[0]
+    offered = replace(
+        SessionConfiguration.decode(session.server.invitation),
+        mode=SecurityMode.SEMI_HONEST,
+        quorum=0,
+        authority=bytes(32),
+        standing=NO_STANDING,
+    ).encode()
+    client = session.enrol(asked, policy=replace(session.policy, modes=modes))
+    if modes == frozenset(SecurityMode):
+        with pytest.raises(InvalidParameters, match="mode semi_honest is not among active") as caught:
+            client.answer(offered)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+    else:
+        # Whoever names that mode alone has decided to trust the server.
+        assert client.answer(offered)

@@ -20,7 +20,7 @@ from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
 from secagg.platforms import client_node
 from secagg.platforms.client_node import ClientNode
-from secagg.platforms.client_round import begun_app
+from secagg.platforms.client_round import Node, begun_app
 from secagg.platforms.one_message_plug import StandingHolders
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
@@ -325,3 +325,35 @@ def test_lost_holders_count_as_no_answers(tmp_path: Path, monkeypatch: pytest.Mo
     asked.clear()
     assert dict(holders.ask_all({6: request})) == {}
     assert asked == [{6}]
+
+
+def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: Path) -> None:
+    """Otherwise a server could choose the mode in which nothing protects clients from it."""
+    (tmp_path / "client-3.key").write_bytes(b"")
+    keyed = {"identity": str(tmp_path / "client-3.key")}
+    for node in (ClientNode.of(keyed), ClientNode().raised_by({"secagg-identity": keyed["identity"]})):
+        node.require_keys_used(is_certified=True)
+        with pytest.raises(InvalidParameters, match="asks for a session that uses none") as caught:
+            node.require_keys_used(is_certified=False)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+        node.raised_by({"secagg-modes": "semi_honest"}).require_keys_used(is_certified=False)
+    for others in ({}, {"identity": str(tmp_path)}):
+        ClientNode.of(others).require_keys_used(is_certified=False)
+
+
+def test_a_server_without_keys_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "ledgers"))
+    sent = {"w": np.zeros(4, np.float32)}
+    task = Rounds(SecAggSettings(weighting="uniform")).begun(sent, clients=5, task="t", number=1, weighted_by="n")
+    node = Node(
+        settings=ClientNode.of({"identity": str(tmp_path / "client-3.key")}),
+        config={},
+        client=ClientId(3),
+        run="t",
+        states=StateDirectory(tmp_path / "states", coins=SystemCoins()),
+        custom={},
+    )
+    with pytest.raises(InvalidParameters, match="asks for a session that uses none"):
+        node.begun(task.terms)

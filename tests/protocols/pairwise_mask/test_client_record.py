@@ -500,6 +500,13 @@ def test_a_forked_client_resumes_nothing_and_leaves_its_parents_session_in_the_l
     assert not ended
     client.abort()
     assert not ended, "the copy has forgotten its latch"
+    resumed = PutAside(session, session.client_ids[1], latch=Watched())
+    resumed.answer(session.server.invitation)
+    parents = resumed.resumed()
+    with monkeypatch.context() as forked:
+        forked.setattr("secagg.protocols.pairwise_mask.client.os.getpid", lambda: -1)
+        parents.abort()
+    assert not ended, "the number is the parent's"
 
 
 def test_a_record_whose_roster_does_not_name_its_client_is_refused() -> None:

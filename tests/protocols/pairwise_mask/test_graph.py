@@ -143,6 +143,16 @@ def test_strangers_and_oneself_have_no_edge_to_send_on() -> None:
 # --- The committee ----------------------------------------------------------------------------------------------------
 
 
+def test_neighbourhoods_share_their_numbers() -> None:
+    """Each of them would take four times the memory with numbers of its own, and many are kept."""
+    graph = Graph(Topology.SPARSE, 2000, 64, SEED)
+    first, second = graph.neighbours(1000), graph.neighbours(graph.neighbours(1000)[0])
+    common = {*first} & {*second}
+    assert common
+    for number in common:
+        assert first[first.index(number)] is second[second.index(number)]
+
+
 def test_a_committee_of_the_population_is_everyone() -> None:
     assert full(7).committee(7) == sparse(7, 4).committee(7) == tuple(range(7))
 

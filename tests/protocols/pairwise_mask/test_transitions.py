@@ -38,7 +38,7 @@ from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, Seat
 from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS, ClientState, advance
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
-from secagg.protocols.pairwise_mask.round2_masked_input import share_place
+from secagg.protocols.pairwise_mask.round2_masked_input import MaskedVector, share_place
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import UnmaskingRequest, reveal_shares
 from secagg.protocols.pairwise_mask.session import SENT_INSTEAD, SERVER_TRANSITIONS, Server, ServerState
 from secagg.session.ledger import uncharged
@@ -372,6 +372,31 @@ def test_a_completed_client_that_leaves_stays_completed(end: Callable[[Client], 
     assert client.state is ClientState.COMPLETED
     with pytest.raises(UnexpectedMessage, match="the session is completed"):
         client.answer(steps[-1][0])
+
+
+def test_a_changed_request_does_not_end_a_client_that_is_completed() -> None:
+    client, steps = client_in(SecurityMode.ACTIVE, ClientState.COMPLETED)
+    request = steps[-1][0]
+    with pytest.raises(PeerMisbehaved, match="differs from the one that was answered"):
+        client.answer(request[:-1] + bytes([request[-1] ^ 1]))
+    assert client.state is ClientState.COMPLETED
+
+
+def test_an_input_is_overwritten_where_it_cannot_be_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, made = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST)), list[MaskedVector]()
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+
+    def fails(vector: MaskedVector, *_: object) -> None:
+        made.append(vector)
+        assert any(each.any() for each in vector.vectors)
+        raise MemoryError
+
+    monkeypatch.setattr(round2_masked_input, "_apply_masks", fails)
+    asked = session.client_ids[2]
+    with pytest.raises(MemoryError):
+        session.clients[asked].answer(session.take(asked))
+    (vector,) = made
+    assert not any(each.any() for each in vector.vectors)
 
 
 @pytest.mark.parametrize("refusing", ["the update's ledger", "the member's ledger", "room", "an update that was taken"])
