@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .judge import HardwareJudge as HardwareJudge
     from .judge import endorse as endorse
     from .judge import read_policy as read_policy
+    from .machine.listeners import is_port as is_port
     from .machine.serving import serve_at as serve_at
     from .release_privacy import epsilon_of as epsilon_of
     from .remote_enclave import RemoteEnclave as RemoteEnclave
@@ -46,6 +47,7 @@ else:
             "attestation": "EvidenceFormat PinnedEndorser PinnedMeasurement Policy Verifier",
             "collateral": "read_collateral read_endorsement",
             "judge": "HardwareJudge endorse read_policy",
+            "machine.listeners": "is_port",
             "machine.serving": "serve_at",
             "release_privacy": "epsilon_of",
             "remote_enclave": "RemoteEnclave SimulatedEnclave SimulatedEvidence SimulatedJudge",

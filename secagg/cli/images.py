@@ -14,8 +14,7 @@ from secagg.enclave_image.image import COMMAND_LINE, INITRAMFS, KERNEL, build_im
 from secagg.enclave_image.nitro import enclave_image, registers
 from secagg.enclave_image.sev_snp import launch_digest
 from secagg.errors import InvalidParameters
-from secagg.protocols.enclave import EvidenceFormat, endorse, read_policy
-from secagg.protocols.enclave.machine.listeners import is_port
+from secagg.protocols.enclave import EvidenceFormat, endorse, is_port, read_policy
 from secagg.session.durable import PUBLIC, replace
 from secagg.session.identities import load_authority
 

@@ -336,7 +336,7 @@ class _Task:
             if self._is_one:
                 raise
             is_known, error = isinstance(found, SecAggError | OSError), found
-            _LOG.error("the task ended without a sum: %s", found, exc_info=None if is_known else found)
+            _LOG.error("the task ended without a sum: %s", str(found), exc_info=None if is_known else found)
         if not self._is_one:
             self.server.finish()
         return error

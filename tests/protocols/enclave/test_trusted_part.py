@@ -67,10 +67,10 @@ OUTSIDE = {
 """No socket, no file, no process, no logging; ``os`` for randomness, ``time`` to compare two equal ways."""
 FRAMES = "secagg.session.frames"
 OUTSIDE_OF_THE_PROCESS = {
-    *("argparse", "ctypes", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "types")
+    *("argparse", "ctypes", "errno", "pathlib", "platform", "resource", "select", "signal", "socket", "sys", "types")
 }
 MOST_OWN_LINES = 1_060
-MOST_LINES_AROUND = 640
+MOST_LINES_AROUND = 660
 MOST_CORE_LINES = 2_430
 
 
