@@ -105,7 +105,7 @@ class Codebook:
     def __post_init__(self) -> None:
         given = self.values
         if getattr(given, "dtype", np.dtype(bool)).kind != "f" or given.ndim != 2:  # noqa: PLR2004 -- a matrix
-            raise Misuse("a codebook is made from an array of floats in two dimensions, one codeword in each row")
+            raise Misuse("a codebook must be a two-dimensional array of floats with a codeword in each row")
         if not LEAST_CODEWORDS <= len(given) <= MAXIMUM_CODEWORDS or given.shape[1] < 1:
             raise InvalidParameters(
                 f"a codebook has {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one value; got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from secagg.errors import InvalidParameters
 from secagg.options import OptionError, Options, declared, option, rows, spelled, word
 from secagg.parameters import Suite
 from secagg.platforms.settings import SecAggSettings
+from secagg.session.client_policy import DEFAULTS
 from secagg.session.registry import find, names
 
 WRONG: dict[Any, tuple[object, ...]] = {
@@ -150,3 +152,37 @@ def test_invalid_text_is_refused_by_the_name_of_the_front_end(name: str, text: s
 def test_values_with_braces_are_quoted_unchanged() -> None:
     with pytest.raises(OptionError, match=r"clip must be a number above 0; got '\{clip\}'"):
         Made(clip="{clip}")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_guide_has_the_defaults_of_today(repository: Path) -> None:
+    guide = (repository / "secagg/flower/README.md").read_text(encoding="utf-8")
+    named = {f"secagg-{name.replace('_', '-')}": each.default for name, each in declared(SecAggSettings).items()}
+    compared = 0
+    for keys, said in re.findall(r"^\| ((?:`secagg-[a-z-]+`(?:, )?)+) \| ([^|]*) \|", guide, re.MULTILINE):
+        values = re.findall(r"`([^`]*)`", said)
+        names = re.findall(r"`([^`]*)`", keys)
+        if not values:
+            continue
+        for name, value in zip(names, values if len(values) == len(names) else values * len(names), strict=True):
+            default = named[name]
+            if default is None:
+                continue
+            assert json.loads(value) == ("" if default == () else default), name
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize(("module", "policy"), [("pairwise.js", "POLICY"), ("one_message.js", "HOLDER_POLICY")])
+def test_browsers_have_the_policy_of_other_clients(repository: Path, module: str, policy: str) -> None:
+    text = (repository / "clients/web" / module).read_text(encoding="utf-8")
+    block = text.split(f"export const {policy} = Object.freeze({{", 1)[1].split("\n});", 1)[0]
+    found = dict(re.findall(r"^  ([a-zA-Z]+): ([\d *]+),$", block, re.MULTILINE))
+    shorter = {"maximumLength", "maximumCapacity"}
+    own = {re.sub(r"([A-Z])", lambda one: f"_{one[1].lower()}", name): name for name in found}
+    assert len(found) > 5
+    for name, script in own.items():
+        value = (
+            math.prod(int(each) for each in re.findall(r"\d+", found[script])) if "**" not in found[script] else None
+        )
+        if script not in shorter:
+            assert value == DEFAULTS[name], script

@@ -35,7 +35,7 @@ _PARTS: Final = 4
 
 
 class Stream(IntEnum):
-    """Purpose of randomness; two purposes never share a stream. Missing numbers are removed purposes."""
+    """Purpose of randomness; two purposes never share a stream. Gaps are retired purposes."""
 
     MODEL = 0
     """Initial parameters."""

@@ -205,7 +205,7 @@ class _PulledUploads:
         self.settle()
         while client not in self._early:
             if self.pull() is None:
-                raise InternalError(f"client {client} was to upload, but was not trained")
+                raise InternalError(f"client {client} should upload, but was not trained")
         self._handed_over = self._early.pop(client)
         _, payload = self._handed_over
         return Update(payload, self.due.model_digest)

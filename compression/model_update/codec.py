@@ -299,7 +299,7 @@ class ModelUpdate:
             or not self.tensors
             or any(type(t) is not TensorScheme for t in self.tensors)
         ):
-            raise Misuse("a model update is made from a tuple of at least one TensorScheme")
+            raise Misuse("a model update needs a tuple of at least one TensorScheme")
         if type(self.source) is not CalibrationSource:
             raise Misuse(f"source is a CalibrationSource; got {self.source!r}")
         require_integer("epoch", self.epoch, 0, MAXIMUM_EPOCH)
@@ -338,7 +338,7 @@ class ModelUpdate:
         return merged_tables(self.layout.segments, self._parts, self._own_tables())
 
     def encode(self, update: Tensors, coins: Coins, prepare: Prepare = lambda _, given: given) -> Payload:
-        """Encode every tensor, prepared when it is its turn, by its scheme; coins are drawn in this order."""
+        """Encode and prepare tensors one by one, in the order in which coins are drawn."""
         require_names(update, self.names, "an update")
         given = dict[str, Tensor]()
         for tensor in self.tensors:

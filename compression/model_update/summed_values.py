@@ -57,7 +57,7 @@ def bounded_noise(cohort: int, noise: float, known: KnownLengths) -> Made:
 
 
 def votes() -> Made:
-    """Return the recipe of one vote for each length."""
+    """Return the recipe in which a client votes once for the length of each tensor."""
     return Made(lambda place: level_votes(place.shape[0]))
 
 

@@ -98,7 +98,7 @@ class MemberParts(Confined):
     noise: NoiseSettings | None = None
     """What this client adds to every update; an offer that says otherwise is refused."""
     privacy: PrivacyLedger | None = None
-    """What it has spent in all its tasks; an upload that its budget does not pay for is refused."""
+    """What it has spent in all its tasks; an upload beyond its budget is refused."""
     standings: Standings = field(default_factory=SeenStandings)
     """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
     clock: Clock = system_clock

@@ -253,7 +253,7 @@ def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
 def graph_parameters(
     topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int, *, is_early: bool = False
 ) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum, of a graph that stands the dropouts in every round.
+    """Return degree, threshold, committee size and quorum, of a graph that tolerates the dropouts in every round.
 
     Clients that leave before the graph is drawn make it smaller, and those that leave later make holes in it. With some
     five clients no graph withstands both; it then withstands the later ones, unless the others are asked for with
@@ -326,8 +326,8 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
     if threshold > holders:
         raise InvalidParameters(
             f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, has a threshold of "
-            f"{threshold}, and late and dropped ones leave {holders} others to hold shares; plan for fewer of these, "
-            "or invite more"
+            f"{threshold}, but after late and dropped clients only {holders} share holders remain; plan for fewer, or "
+            "invite more"
         )
     return 0, threshold, 0, threshold if mode is SecurityMode.ACTIVE else 0
 
@@ -391,7 +391,7 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return f"{whom} tolerate at most {most} dropout{'s' * (most != 1)} in {self.mode} mode"
 
     def _topology_for(self, assumed: Assumptions, population: int) -> Topology:
-        """Return the graph that is asked for; few clients have a full one where no sparse one stands the dropouts."""
+        """Return the graph that is asked for; few clients have a full one if no sparse one tolerates the dropouts."""
         if self.topology is Topology.SPARSE and population <= LARGEST_WHOLE_COMMITTEE:
             try:
                 graph_parameters(Topology.SPARSE, self.mode, assumed, population, is_early=True)

@@ -164,7 +164,7 @@ def verify_keys(
 def verify_entry(
     entry: bytes, client: ClientId, configuration: SessionConfiguration, authority: Authority | None
 ) -> VerifiedAdvertiser:
-    """Check certificate, signature and keys of a client's entry in the roster, as if they had come from there."""
+    """Check certificate, signature and keys of a client's entry in the roster, as the server did earlier."""
     key_bytes = key_suite(configuration.suite).public_key_bytes
     channel_key, mask_key, rest = entry[:key_bytes], entry[key_bytes : 2 * key_bytes], entry[2 * key_bytes :]
     commitment, credential = b"", None

@@ -357,7 +357,7 @@ class OpenedUpload:
 
 
 class HalfOpener(Confined):
-    """Decoder and opener of one server's halves in one round; keeps none of them."""
+    """Decoder and opener of one server's halves in one round; stores no halves."""
 
     def __init__(  # noqa: PLR0913 -- the round, and its keys
         self,

@@ -32,7 +32,7 @@ _MOST_TWICE: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cells with one scale."""
+    """Cells of a table that share a scale."""
 
     length: int
     largest: int

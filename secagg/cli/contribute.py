@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,7 +63,8 @@ def run_contribute(options: argparse.Namespace) -> int:
         outcome = running(lambda: _contribute(options), options)
     except SystemExit:
         return stopped()
-    print(outcome.sentence)
+    # In one write, so that lines of clients at one terminal do not run together.
+    sys.stdout.write(outcome.sentence + "\n")
     return 0 if outcome.is_released else 1
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("secagg")
 _MOST: Final = (1 << 32) - 1
+_LEAST_CLIENTS: Final = 3
 _MOST_AT_ONCE: Final = 1 << 20
 _MOST_IN_ALL: Final = 1 << 32
 _NAMED: Final = 20
@@ -74,6 +75,12 @@ def group_of(
             "roster=keys/roster.txt"
         )
     listed = range(_count(options)) if roster is None else sorted(roster.clients)
+    if len(listed) < _LEAST_CLIENTS:
+        counted = "--clients" if roster is None else "the number of clients on the roster"
+        raise InvalidParameters(
+            f"{counted} must be at least {_LEAST_CLIENTS}, because in a sum of two each knows the other's update; got "
+            f"{len(listed)}"
+        )
     group, groups = _place(options)
     numbers = divided(len(listed), groups)[group - 1] if groups > 1 else range(1, len(listed) + 1)
     if len(numbers) > _MOST_AT_ONCE:

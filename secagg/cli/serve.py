@@ -379,7 +379,7 @@ def _with_page(app: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 --
 
 
 def _settings(options: argparse.Namespace) -> SecAggSettings:
-    from secagg.platforms.settings import ENCLAVE, PREFIX, SecAggSettings
+    from secagg.platforms.settings import ENCLAVE, ONE_MESSAGE, PREFIX, SecAggSettings
 
     given = {PREFIX + name.replace("_", "-"): value for name, value in assigned(options.set, SecAggSettings).items()}
     alike: dict[str, Any] = {f"{PREFIX}protocol": options.protocol, f"{PREFIX}form": options.form}
@@ -411,6 +411,11 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         raise InvalidParameters(
             f"--set max-norm bounds updates that an enclave sees, and --protocol {options.protocol} or --statistics "
             "has none: take --protocol enclave and --values, or leave it out"
+        )
+    if f"{PREFIX}stage-timeout" in given and options.protocol not in (ENCLAVE, ONE_MESSAGE):
+        raise InvalidParameters(
+            f"--set stage-timeout limits the answers of an enclave or of holders, and {options.protocol} has neither: "
+            "take --exchange-seconds for the clients' answers"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.is_calibrated or settings.custom or settings.turns > 1:

@@ -250,7 +250,7 @@ def participation(candidate: SessionCandidate) -> None:
         for client, answer in rehearsal.all_answers().items():
             server.receive(client, answer)
             if client in _awaited(rehearsal):
-                raise ContractViolation("a client that answered is awaited")
+                raise ContractViolation("the session still waits for a client that answered")
             reached = server.participation
         if reached is not Participation.COMPLETE or _awaited(rehearsal) or not before:
             raise ContractViolation("all have answered, but the stage is not complete")
@@ -286,7 +286,7 @@ def dropped(candidate: SessionCandidate) -> None:
         rehearsal.server.drop(gone)
         rehearsal.server.drop(gone)
         if gone in _awaited(rehearsal) or rehearsal.server.message_to(gone) is not None:
-            raise ContractViolation("a dropped client is awaited, or has a message")
+            raise ContractViolation("the session still waits for a dropped client, or has a message for it")
         if message is not None and answer is not None:
             require_refused("an answer of a dropped client", rehearsal.server.receive, gone, answer)
         rehearsal.deliver(rehearsal.all_answers([c for c in candidate.clients if c != gone]))
@@ -452,7 +452,7 @@ Seen = list[tuple[object, ...]]
 
 
 def silence(candidate: SessionCandidate) -> None:
-    """Give a client hostile data in three rounds; its server's view is the same as with other data."""
+    """Give a client hostile data in three rounds; check that the server cannot distinguish it from other data."""
     due = _seen(candidate, HOSTILE["none"])
     for name, spoil in HOSTILE.items():
         if (found := _seen(candidate, spoil)) != due:

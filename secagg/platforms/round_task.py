@@ -438,7 +438,7 @@ class Rounds:
             )
 
     def probe(self, sent: Arrays, means: Means, evaluated: Callable[[Arrays], Means]) -> None:
-        """Have clients report their losses for the model with noise, if these set the rate and a probe is due.
+        """Ask clients for their losses of noised models, if the rate is automatic and a probe is due.
 
         The noise is that of the last code: public signs times its deviation, once added and once subtracted.
         """

@@ -40,7 +40,7 @@ _PAIRS_AT_A_TIME: Final = 1 << 20
 
 
 class Adjacency(Enum):
-    """Neighbours of a set of clients: one client's values become zeros, or any other allowed values."""
+    """How adjacent data sets differ: one client's values become zeros, or any other allowed values."""
 
     ZERO_OUT = 1
     REPLACE = 2

@@ -173,7 +173,7 @@ def claim(descriptor: int, refusal: str) -> None:
 
 
 def locked(descriptor: int) -> bool:
-    """Lock a file unless another process has it; say whether that was done."""
+    """Try to lock a file; return whether no other process has it."""
     import fcntl  # noqa: PLC0415 -- where there is none, nothing is kept that two processes could take
 
     try:

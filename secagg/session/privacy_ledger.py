@@ -51,7 +51,7 @@ class PrivacyLedger(Confined):
         return self._spent()[0].event
 
     def require_room(self, noise: ClientNoise | None) -> None:
-        """Refuse a session that the budget does not pay for, before anything is drawn for it; nothing changes.
+        """Refuse a session that the budget cannot cover, before anything is drawn for it; nothing changes.
 
         Raises:
             InvalidParameters: it has no noise, or would pass the budget; the message says what to change.

@@ -186,7 +186,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     ):
         assert said in refusal(capsys, *record, *others, "--holder", f"{9:064x}", *changes)
     assert main([*record[:2], "--authority", str(tmp_path / "none"), *record[4:], "--holder", public]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     assert main([*record, *others, "--holder", public]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--authority", public, "--key"]

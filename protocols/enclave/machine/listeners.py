@@ -155,7 +155,7 @@ class Port:
 
 
 class PortListener:
-    """A listener whose only connection is the port; a second host cannot connect meanwhile."""
+    """Listener that serves one connection of the port at a time."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -57,7 +57,7 @@ class CounterStream:
     def __init__(self, key: Secret) -> None:
         require_secret(key)
         if len(key) != STREAM_KEY_BYTES:
-            raise InvalidParameters(f"a stream is made from {STREAM_KEY_BYTES} bytes; got {key!r}")
+            raise InvalidParameters(f"the key of a stream must have {STREAM_KEY_BYTES} bytes; got {key!r}")
         exposed = key.expose()
         self._origin = int.from_bytes(exposed[_AES_KEY_BYTES:], "big")
         cipher = Cipher(algorithms.AES(exposed[:_AES_KEY_BYTES]), modes.CTR(bytes(AES_BLOCK_BYTES)))
