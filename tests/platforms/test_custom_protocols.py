@@ -16,7 +16,7 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import DIRECTORY_VARIABLE, PARTITION, ClientNode
 from secagg.platforms.client_round import Node, Trained, Training
-from secagg.platforms.plugs import NodeSide, ServerSide, plug_of
+from secagg.platforms.plugs import NodeSide, Plug, ServerSide, plug_of
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from secagg.session import registry
@@ -113,6 +113,6 @@ def test_a_protocol_that_resumes_from_memory_has_no_plug_where_processes_end(cus
     try:
         with pytest.raises(InvalidParameters, match="has no plug for Flower"):
             plug_of("in memory")
-        assert plug_of("in memory", is_suspended=False)
+        assert isinstance(plug_of("in memory", is_suspended=False), Plug)
     finally:
         registry.unregister("in memory")
