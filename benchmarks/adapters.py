@@ -74,7 +74,8 @@ def windows(tokens: Any, count: int, seed: int, length: int) -> Any:  # noqa: AN
     """Return a batch of pieces of a text."""
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, len(tokens) - length - 1, (count,), generator=drawn)
-    return torch.stack([tokens[start : start + length] for start in starts.tolist()])
+    begun = cast("list[int]", starts.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return torch.stack([tokens[start : start + length] for start in begun])
 
 
 def base(folder: Path) -> tuple[Any, Any]:
@@ -85,7 +86,7 @@ def base(folder: Path) -> tuple[Any, Any]:
             hugging.Qwen2ForCausalLM.from_pretrained(folder),
             hugging.PreTrainedTokenizerFast.from_pretrained(folder),
         )
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     source = joined(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")), 3_000_000)
     words = import_module("tokenizers")
     made = words.Tokenizer(words.models.BPE())
@@ -139,7 +140,7 @@ class Federation:
     def model(self, method: str) -> Any:  # noqa: ANN401 -- of PEFT
         """Return the model that every client makes from the seed."""
         peft, rank = import_module("peft"), RANKS[method]
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed)  # pyright: ignore[reportUnknownMemberType]
         config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM")
         made = peft.get_peft_model(copy.deepcopy(self.base), config)
         return with_middle(made, self.gradients(made)) if method == "sb" else made

@@ -18,7 +18,7 @@ import logging
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class Memory:
         self.highest, self._is_resident = 0.0, is_resident
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measured(self) -> Generator[None]:
         """Measure a step, from what is held before it."""
         if self._is_resident:
             # This sets the system's own mark to what is resident now.
@@ -104,17 +104,15 @@ class Memory:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / MEGABYTE
 
 
-class Clock:
-    """The clock of all measurements."""
-
-    read: ClassVar[Callable[[], float]] = perf_counter
+_CLOCK: list[Callable[[], float]] = [perf_counter]
+"""The clock of all measurements, which ``--busy`` replaces."""
 
 
 def seconds_of(step: Callable[[], Any]) -> tuple[Any, float]:
     """Return what a step returns, and its seconds."""
-    began = Clock.read()
+    began = _CLOCK[0]()
     result = step()
-    return result, Clock.read() - began
+    return result, _CLOCK[0]() - began
 
 
 def adapter(values: int) -> dict[str, Any]:
@@ -202,7 +200,8 @@ def phases_of(plan: Any, model: Any, protocol: str) -> dict[str, Callable[[], ob
     coins, codec = SystemCoins(), plan.codec
     ring, is_pairwise = Ring(codec.modulus_bits), protocol == "pairwise"
     keys = [Secret.random("mask_key", 16, coins) for _ in range(CLIENTS if is_pairwise else 1)]
-    vector = np.random.default_rng(1).normal(0, CLIP / 4, plan.shapes.length).astype(np.float32)
+    length = int(plan.shapes.length)
+    vector = np.random.default_rng(1).normal(0, CLIP / 4, length).astype(np.float32)
     (codes,) = codec.encode(vector, coins).values
     packed = ring.pack(codes)
     words = {"check words": partial(check_words, ring, codes, WORDS, keys[0])} if is_pairwise else {}
@@ -341,7 +340,7 @@ def main() -> None:
     options = parser.parse_args()
     values = int(options.millions * MILLION) // (2 * LAYERS * RANK) * (2 * LAYERS * RANK)
     if options.busy:
-        Clock.read = process_time
+        _CLOCK[0] = process_time
     if options.one:
         print(json.dumps(asdict(row_of(options.cases[0], values))))
         return
@@ -358,7 +357,9 @@ def main() -> None:
         print(f"{rows[-1]} {rows[-1].note}".rstrip(), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        before = json.loads(options.json.read_text(encoding="utf-8"))["rows"] if options.json.exists() else []
+        before: list[dict[str, Any]] = []
+        if options.json.exists():
+            before = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
         made = {(row.case, row.values) for row in rows}
         kept = [row for row in before if (row["case"], row["values"]) not in made]
         found = sorted(kept + [asdict(row) for row in rows], key=lambda row: (row["values"], CASES.index(row["case"])))

@@ -50,7 +50,8 @@ def measured(sent: Arrays, models: Models, settings: Mapping[str, Any], *, is_sc
     Args:
         is_scaled: whether a round before it has told the ranges of scalar codes.
     """
-    rounds = Rounds(SecAggSettings(**{"weighting": "uniform", **settings}))
+    given: dict[str, Any] = {"weighting": "uniform", **settings}
+    rounds = Rounds(SecAggSettings(**given))
     if is_scaled:
         summed(rounds, sent, models, 1)
     task, means = summed(rounds, sent, models, 2)
@@ -147,7 +148,7 @@ def language(base: Path) -> Iterator[dict[str, Any]]:
             if plan is not None:
                 plan.load(model, sent)
             for name, tensor in (own or {}).items():
-                tensor.data.copy_(torch.from_numpy(sent[name]))
+                tensor.data.copy_(torch.from_numpy(sent[name]))  # pyright: ignore[reportUnknownMemberType]
             due = plan.train_only(model, 0) if plan is not None else list(model.parameters())
             optimizer = torch.optim.AdamW(due, lr=rate, weight_decay=0.0)
             for step in range(steps):
@@ -156,7 +157,7 @@ def language(base: Path) -> Iterator[dict[str, Any]]:
             models.append(plan.arrays(model) if plan is not None else read(own or {}))
         row = compared(what, sent, models)
         for name, tensor in (own or {}).items():
-            tensor.data.copy_(torch.from_numpy(sent[name]))
+            tensor.data.copy_(torch.from_numpy(sent[name]))  # pyright: ignore[reportUnknownMemberType]
         if plan is not None:
             settings = plan.settings([rate] * steps, clients=CLIENTS)
             row["with_a_plan"] = {

@@ -188,7 +188,8 @@ class Client(Confined):
         with self._lock:
             if self._process != os.getpid():
                 self._recording = None
-            self._abort()
+            self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
+            self._wipe()
 
     def _step_on(self, kind: MessageKind, message: bytes) -> tuple[bytes, ClientState | None]:
         step, member = self._step, self._member
@@ -284,8 +285,7 @@ class Client(Confined):
         return noise_of(configuration, self._member.noise, self._member.policy.assumed_corrupted)
 
     def _abort(self) -> None:
-        if self._state is not ClientState.COMPLETED:
-            self._state = ClientState.ABORTED
+        self._state = ClientState.ABORTED
         self._wipe()
 
     def _wipe(self) -> None:

@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
@@ -85,7 +86,7 @@ class _Connection(H11Protocol):
     async def _asked(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 -- as ASGI has it
         """Run the application; a stranger may wait for its answer."""
         self._crowd.wait(self, self._crowd.limits.poll, keeps_place=True)
-        scope["proved"] = lambda task, part: self._crowd.prove(self, task, part)
+        scope["proved"] = partial(self._crowd.prove, self)
         try:
             await self._application(scope, receive, send)
         finally:

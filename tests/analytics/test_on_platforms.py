@@ -105,7 +105,7 @@ def test_a_server_that_names_the_declaration_and_sends_other_parameters_is_refus
 
 def test_more_sites_than_rings_are_made_for_are_refused() -> None:
     rounds = Rounds(settings_of(SecAggSettings(), declared()))
-    with pytest.raises(InvalidParameters, match="more than the most_clients, 4"):
+    with pytest.raises(InvalidParameters, match="5 sites are above most_clients = 4"):
         round_of(rounds, Plan(declared(most_clients=4)), clients=5, task=RUN, number=1)
 
 
@@ -146,10 +146,10 @@ def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charge
     budgeted = Answering(watched.site, ClientNode(epsilon=3.0, attempts=1))
     with pytest.raises(InvalidParameters, match="never uploads without noise"):
         budgeted.late(charges, RUN, 1, IDENTITY, is_new=True)
-    with pytest.raises(InvalidParameters, match="requires noise of 2, and the declaration has none"):
+    with pytest.raises(InvalidParameters, match="requires noise of 2, but the declaration has none"):
         Answering(watched.site, ClientNode(noise=2.0, norm=1.0))
     noised = Watched(epsilon=8)
-    with pytest.raises(InvalidParameters, match=r"requires noise of 9, and the declaration has noise of 0\.7"):
+    with pytest.raises(InvalidParameters, match=r"requires noise of 9, but the declaration has noise of 0\.7"):
         Answering(noised.site, ClientNode(noise=9.0, norm=1.0))
     assert Answering(noised.site, ClientNode(noise=0.5, norm=1.0)).node.noise == 0
     assert watched.read == 0

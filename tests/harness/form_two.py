@@ -15,7 +15,7 @@ from secagg import wire
 def register(which: str) -> None:
     """Let this process speak form 2; before anything else of secagg is imported."""
     is_old = which == "old"
-    changes = {"FORM": 2 if is_old else 3, "CHECKED_FORM": 2 if is_old else 3}
+    changes: dict[str, Any] = {"FORM": 2 if is_old else 3, "CHECKED_FORM": 2 if is_old else 3}
     changes |= {"FORMS": range(2, 3) if is_old else range(2, 4)}
     for name, value in changes.items():
         setattr(wire, name, value)
@@ -30,7 +30,7 @@ def lacking() -> dict[str, Any]:
 
     fields = fields_of(SessionConfiguration)
     before, whole = dict(fields), fields["standing"]
-    if wire.FORM == 2:
+    if int(wire.FORM) == 2:
         del fields["standing"]
         return before
 

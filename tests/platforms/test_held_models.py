@@ -178,7 +178,7 @@ def test_tensors_of_16_bits_are_held_as_they_are_sent() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"compression": "fixed-point"}, "secagg-down is for"),
+        ({"compression": "fixed-point"}, "secagg-down requires"),
         ({"compression": "peak", "weighting": "examples"}, "secagg-weighting = 'uniform'"),
         ({"compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}, "secagg-rate = 'fixed'"),
         ({"down": "deltas"}, "must be one of model, sums"),

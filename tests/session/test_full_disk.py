@@ -39,7 +39,7 @@ def _record(folder: Path, number: int) -> None:
 
 def _progress(folder: Path, number: int) -> None:
     store = ClientStore(StateDirectory(folder, coins=SystemCoins()), "http://sums", ClientId(1))
-    store.put(ClientProgress(bytes(16), bytes(64), number, bytes(MANY), is_last=False, suspended=b""))
+    store.put(ClientProgress(bytes(16), bytes(65), number, bytes(MANY), is_last=False, suspended=b""))
 
 
 WRITERS: dict[str, Write] = {

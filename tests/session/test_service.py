@@ -122,8 +122,12 @@ def test_a_server_of_another_version_is_refused_by_name_and_sends_no_request(
     served: Served, monkeypatch: pytest.MonkeyPatch, other: bytes
 ) -> None:
     # The version that the requesting end sends; the helper compares it with its own.
-    sent = sockets.send_frame
-    monkeypatch.setattr(sockets, "send_frame", lambda to, frame: sent(to, other if frame == sockets.PROGRAM else frame))
+    sent = send_frame
+
+    def altered(to: Any, frame: bytes) -> None:
+        sent(to, other if frame == sockets.PROGRAM else frame)
+
+    monkeypatch.setattr("secagg.session.sockets.send_frame", altered)
     named = other.decode() if other.startswith(b"secagg") else ""
     with served.ask() as ask:
         for _ in range(2):

@@ -153,7 +153,8 @@ async def test_a_client_that_left_is_waited_for_no_longer_than_any_other() -> No
 async def test_a_seat_is_of_a_session_that_has_not_closed_its_first_stage() -> None:
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with holding(server) as (held, _):
-        held.server.current.exchange.number = 1  # type: ignore[union-attr] -- a later stage
+        assert held.server.current is not None
+        held.server.current.exchange.number = 1  # A later stage.
         assert (await seat(held, LATE))[0] == 403
 
 

@@ -373,7 +373,7 @@ def test_one_upload_is_in_one_of_two_tasks_of_an_authority(
 
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     monkeypatch.setattr("secagg.transport.client.contribute", joined)
-    monkeypatch.setattr("secagg.platforms.plugs.plug_of", lambda *_, **__: Taking())
+    monkeypatch.setattr("secagg.platforms.plugs.plug_of", always(Taking()))
     np.save(tmp_path / "update.npy", np.zeros(4))
     for place in ("one", "two"):
         make_identities(tmp_path / place, [ClientId(0)], SystemCoins())
@@ -443,7 +443,7 @@ def test_tasks_share_memory_and_spare_connections(monkeypatch: pytest.MonkeyPatc
 
     async def seen(_: Namespace, each: list[Namespace]) -> None:
         with ExitStack() as resources:
-            found.extend(serving._Task(one, len(each), counters(), resources) for one in each)  # noqa: SLF001
+            found.extend(serving._Task(one, len(each), counters(), resources) for one in each)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
             await asyncio.gather(*(task.opening for task in found))
         raise Misuse("seen")
 

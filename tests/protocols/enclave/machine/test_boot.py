@@ -169,7 +169,7 @@ def test_a_heartbeat_needs_a_parent_instance(monkeypatch: pytest.MonkeyPatch) ->
         def connect(self, _: object) -> None:
             raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(socket, "socket", lambda *_: NoDevice())
+    monkeypatch.setattr(socket, "socket", always(NoDevice()))
     with pytest.raises(
         InvalidParameters, match=r"no Nitro parent instance answers at vsock:3:9000 .*without --heartbeat"
     ):
@@ -188,7 +188,7 @@ def test_a_machine_without_a_device_is_not_reached_at_its_vsock(
         def connect_ex(self, _: object) -> int:
             return code
 
-    monkeypatch.setattr(socket, "socket", lambda *_: Knocking())
+    monkeypatch.setattr(socket, "socket", always(Knocking()))
     assert listeners.is_reachable("vsock:5000") is found
     assert listeners.is_reachable("virtio:secagg")
 
