@@ -175,7 +175,7 @@ def _requests(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.is_dir():
             yield path
-        elif found := sorted(path.glob("*.request")):
+        elif found := sorted(each for each in path.glob("*.request") if each.is_file()):
             yield from found
         else:
             raise InvalidParameters(f"the folder {path} has no *.request file; make requests with `secagg keys new`")

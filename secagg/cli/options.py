@@ -334,6 +334,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
 def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     serve = commands.add_parser(
         "serve",
+        allow_abbrev=False,  # A file of tasks may not abbreviate what is for all of them.
         help="serve one sum over HTTP, for clients that run `secagg contribute`",
         usage="secagg serve (--values N --clip C | --model FILE) --clients N --out FILE [option ...]",
         description="Serve one sum, or one for each task of a file, and write the mean of its updates.",

@@ -114,7 +114,7 @@ def _tasks(options: argparse.Namespace) -> list[argparse.Namespace]:
         taken = dict[Path, str]()
         for each in tasks:
             if (value := getattr(each, name)) is not None:
-                other = taken.setdefault(Path(value).absolute(), each.task)
+                other = taken.setdefault(Path(value).resolve(), each.task)
                 if other != each.task:
                     raise InvalidParameters(f"{path}: {other} and {each.task} have one --{name}, {value}; name two")
     return tasks

@@ -110,6 +110,8 @@ class ClientNode:
     """A client's node; its options are these fields and those of its policy."""
 
     policy: ClientPolicy = field(default_factory=ClientPolicy)
+    is_keyed: bool = False
+    """Whether this node takes part with its key or not at all: it has one, and whoever named it named no modes."""
     identity: Annotated[str | None, Named("key file of this client, or a folder of them for simulations")] = None
     """In a folder, the partition's number selects the client. For active mode and protocols with certificates."""
     protocols: Annotated[tuple[str, ...], Chosen("accepted protocols")] = PROTOCOLS
@@ -143,7 +145,9 @@ class ClientNode:
     def of(cls, given: Mapping[str, Any]) -> ClientNode:
         """Return a node from an app's options by name; choices may be text."""
         own, policy = _read(given)
-        return cls(policy=ClientPolicy(**policy), **own)
+        # A folder that an app names holds the keys of a simulation, in which no key protects anybody.
+        has_key = (identity := own.get("identity")) is not None and not Path(str(identity)).is_dir()
+        return cls(policy=ClientPolicy(**policy), is_keyed=has_key and "modes" not in policy, **own)
 
     def raised_by(self, node_config: Mapping[str, Any]) -> ClientNode:
         """Return the stricter of these and an operator's options; ignores keys without the prefix."""
@@ -157,7 +161,8 @@ class ClientNode:
             for name, value in own.items():
                 RULES[name].check(name, value)
             stricter = {name: RULES[name].stricter(getattr(self, name), value) for name, value in own.items()}
-            return replace(self, policy=self.policy.raised_by(policy), **stricter)
+            is_keyed = "modes" not in policy and (self.is_keyed or own.get("identity") is not None)
+            return replace(self, policy=self.policy.raised_by(policy), is_keyed=is_keyed, **stricter)
         except InvalidParameters as error:
             raise InvalidParameters(f"an option of the node, {PREFIX}..., is wrong: {error}") from None
 
@@ -177,16 +182,12 @@ class ClientNode:
             )
 
     def require_keys_used(self, *, is_certified: bool) -> None:
-        """Refuse a session without keys if this node has one, unless its policy names ``semi_honest`` alone.
-
-        A folder holds the keys of a simulation, in which no key protects anybody.
-        """
-        is_kept = self.policy.with_keys() == self.policy
-        if is_certified or is_kept or self.identity is None or Path(self.identity).is_dir():
+        """Refuse a session without keys if this node has one, unless whoever named the key named the modes too."""
+        if is_certified or not self.is_keyed:
             return
         raise InvalidParameters(
             f"this node has a key ({PREFIX}identity), and the server asks for a session that uses none: "
-            f"give the server {PREFIX}roster, or the node {PREFIX}modes = 'semi_honest' if you trust it",
+            f"give the server {PREFIX}roster, or the node {PREFIX}modes = 'semi_honest,active' if you trust it",
             reason=Reason.BELOW_FLOOR,
         )
 
@@ -286,7 +287,7 @@ RULES: Final[Mapping[str, Any]] = MappingProxyType(
     {
         name: get_args(hint)[1]
         for name, hint in get_type_hints(ClientNode, include_extras=True).items()
-        if name != "policy"
+        if name not in ("policy", "is_keyed")
     }
 )
 

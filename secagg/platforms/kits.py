@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import (
@@ -74,7 +74,7 @@ def load_kit(kit: Path) -> Kit:
         text = (folder / "client.key" if kit.is_dir() else kit).read_bytes()
         load = load_ssh_private_key if b"OPENSSH" in text else load_pem_private_key
         key = load(text, None)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidParameters(
             f"{kit} is neither a site of NVFlare with client.crt and client.key nor a SuperNode's private key ({error})"
         ) from None
@@ -141,7 +141,7 @@ def require_vouched(
             named = str(shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
     except InvalidParameters:
         raise
-    except (InvalidSignature, ValueError, TypeError, IndexError) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError) as error:
         raise _unvouched(number, f"the kit's signature or certificate is wrong ({type(error).__name__})") from None
     if named != site:
         raise _unvouched(number, f"the kit is that of {named:.60}, and the number that of {site:.60}")

@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -135,7 +135,8 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
         InvalidParameters: there is none, or it was altered.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        # As it is: with other line ends, a later append would cut it at the wrong place.
+        text = path.read_bytes().decode("ascii")
     except FileNotFoundError:
         raise InvalidParameters(f"there is no file {path}; make one with `secagg keys`, or name another") from None
     except (OSError, ValueError):
@@ -147,6 +148,8 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
 
 
 def _parsed(text: str, known: str) -> Roster:
+    if "\r" in text:
+        raise InvalidParameters("its line ends were changed")
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
         lines.pop()  # A torn append: nobody was given it.
@@ -269,12 +272,11 @@ def sign_requests(  # noqa: PLR0913 -- what an authority decides
     def lines(known: _Entries, now: int) -> Iterable[str]:
         for request in asked:
             client, held = request.client.value, known.live.get(request.client)
-            if request.authority != authority.public_key:
-                raise InvalidParameters(f"client {client} asks another authority; let it make a request to this one")
-            if request.public_key in known.keys:
-                raise InvalidParameters(f"the key of client {client} was certified before; a client makes a new one")
-            if request.client in asking:
-                raise InvalidParameters(f"client {client} asks twice; sign only the request that is its own")
+            is_held = held is not None and held.public_key == request.public_key and held.expiry > now
+            if held is not None and is_held and request.authority == authority.public_key:
+                made.append(held)  # Signed by a call that could not return it.
+                continue
+            _require_new(request, authority, known.keys, asking)
             if request.client in known.last and replaces is None:
                 _require_live_proof(request, held if held is not None and held.expiry > now else None)
             if held is not None:
@@ -287,6 +289,16 @@ def sign_requests(  # noqa: PLR0913 -- what an authority decides
 
     _append(path, authority, lines, clock)
     return made
+
+
+def _require_new(request: Request, authority: SigningKey, keys: Container[bytes], asking: Container[ClientId]) -> None:
+    client = request.client.value
+    if request.authority != authority.public_key:
+        raise InvalidParameters(f"client {client} asks another authority; let it make a request to this one")
+    if request.public_key in keys:
+        raise InvalidParameters(f"the key of client {client} was certified before; a client makes a new one")
+    if request.client in asking:
+        raise InvalidParameters(f"client {client} asks twice; sign only the request that is its own")
 
 
 def _require_live_proof(request: Request, held: Certificate | None) -> None:
@@ -340,7 +352,11 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
     now = int(clock().timestamp())
     with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, PUBLIC)) as file:
         claim(file.fileno(), f"{path} is being written by another process; try again")
-        roster = load_roster(path) if file.seek(0) or b"\nhead " in file.read() else None
+        file.seek(0)
+        content = file.read()
+        if not content.startswith(_FIRST.encode()[: len(content)]):
+            raise InvalidParameters(f"{path} is no roster, and would be overwritten; name the roster's file")
+        roster = load_roster(path) if b"\nhead " in content else None
         if roster is not None and roster.authority != authority.public_key:
             raise InvalidParameters(f"{path} is the roster of another authority; name the key that signed it")
         if roster is not None and roster.standing.number > now + CLOCKS_APART:
@@ -427,10 +443,7 @@ def make_identities(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, listed = folder / AUTHORITY_FILE, folder / ROSTER_FILE
     is_new = not path.exists()
-    if is_new and listed.exists():
-        raise InvalidParameters(f"{listed} is of an authority whose key is not in {folder}; name another folder")
-    has_roster = listed.exists() and listed.stat().st_size
-    known = load_roster(listed).issued if has_roster else dict[ClientId, Certificate]()
+    known = _issued(listed, None if is_new else load_authority(path).public_key)
     asked = list(clients)
     for client in asked:
         own = folder / client_file(client)
@@ -456,6 +469,17 @@ def make_identities(
             fields["certificate"] = (signed.get(client) or known[client]).grant.hex()
             replace(own, _text(fields))
     return made, is_new
+
+
+def _issued(listed: Path, authority: bytes | None) -> Mapping[ClientId, Certificate]:
+    """Return what the roster of a folder's authority, if it has one, has issued."""
+    if authority is None and listed.exists():
+        raise InvalidParameters(f"{listed} is of an authority whose key is not in {listed.parent}; name another folder")
+    if not listed.exists() or not listed.stat().st_size:
+        return {}
+    if (roster := load_roster(listed)).authority != authority:
+        raise InvalidParameters(f"{listed} is of another authority than {AUTHORITY_FILE}; name another folder")
+    return roster.issued
 
 
 def load_identity(path: Path) -> ClientIdentity:

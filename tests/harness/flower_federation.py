@@ -95,6 +95,7 @@ class Federation:
         private = self.folder / f"node-{number}.key"
         config = {
             "secagg-identity": str(self.place.folder / "keys" / f"client-{number}.key"),
+            "secagg-modes": "semi_honest,active",
             "pid-file": str(self.folder / f"node-{number}.pid"),
             **changes,
         }

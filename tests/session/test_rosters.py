@@ -28,10 +28,12 @@ from secagg.session.certificates import (
 from secagg.session.identities import (
     Request,
     certificate_file,
+    client_file,
     follow,
     load_authority,
     load_identity,
     load_roster,
+    make_authority,
     make_identities,
     new_identity,
     renew,
@@ -523,3 +525,47 @@ def test_the_commands_rotate_and_follow(
     assert load_identity(Path("me.key")).authority.public_key == load_authority(Path("authority-2.key")).public_key
     assert main(["keys", "renew", "--key", "authority-2.key"]) == 0
     assert main(["keys", "renew"]) == 2
+
+
+# --- Files that are none, and answers that were lost ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"-----BEGIN PRIVATE KEY-----\n", b"notes\n", b"\0"])
+def test_a_file_that_is_no_roster_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    for write in (lambda: renew(other, AUTHORITY), lambda: signs(other, asks(ANN))):
+        with pytest.raises(InvalidParameters, match="is no roster, and would be overwritten"):
+            write()
+    assert other.read_bytes() == content
+
+
+def test_a_roster_with_other_line_ends_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """An append would cut it at the wrong place, and nobody could read it then."""
+    roster = tmp_path / "roster.txt"
+    signs(roster, asks(ANN))
+    changed = roster.read_bytes().replace(b"\n", b"\r\n")
+    roster.write_bytes(changed)
+    with pytest.raises(InvalidParameters, match="its line ends were changed"):
+        revoke(roster, AUTHORITY, [ANN])
+    assert roster.read_bytes() == changed
+
+
+def test_a_request_whose_certificate_was_lost_is_answered_again(tmp_path: Path) -> None:
+    roster, asked = tmp_path / "roster.txt", asks(ANN)
+    (first,) = sign_requests(roster, AUTHORITY, [asked])
+    (again,) = sign_requests(roster, AUTHORITY, [asked])
+    assert again == first
+    assert [*load_roster(roster).certificates] == [ANN]
+    revoke(roster, AUTHORITY, [ANN])
+    with pytest.raises(InvalidParameters, match="was certified before"):
+        sign_requests(roster, AUTHORITY, [asked])
+
+
+def test_a_folder_whose_roster_is_of_another_authority_gets_no_key(tmp_path: Path) -> None:
+    make_identities(tmp_path, [ANN], SystemCoins())
+    (tmp_path / "authority.key").unlink()
+    make_authority(tmp_path / "authority.key", SystemCoins())
+    with pytest.raises(InvalidParameters, match="is of another authority than"):
+        make_identities(tmp_path, [ANN, BOB], SystemCoins())
+    assert not (tmp_path / client_file(BOB)).exists()
