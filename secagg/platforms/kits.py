@@ -144,7 +144,7 @@ def require_vouched(
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError) as error:
         raise _unvouched(number, f"the kit's signature or certificate is wrong ({type(error).__name__})") from None
     if named != site:
-        raise _unvouched(number, f"the kit is that of {named:.60}, and the number that of {site:.60}")
+        raise _unvouched(number, f"the kit is that of {named[-60:]}, and the number that of {site[-60:]}")
 
 
 def _require_site(shown: x509.Certificate, number: int, now: datetime) -> None:
