@@ -136,7 +136,7 @@ class ClientNode:
     delta: Annotated[float, Amount("delta of epsilon")] = USUAL_DELTA
 
     def __post_init__(self) -> None:
-        for name, rule in RULES.items():
+        for name, rule in {**RULES, "is_keyed": Allowed("a mark of this class")}.items():
             rule.check(name, getattr(self, name))
         for name in ("noise", "norm", "epsilon", "delta"):
             object.__setattr__(self, name, float(getattr(self, name)))
