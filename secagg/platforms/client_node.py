@@ -145,9 +145,8 @@ class ClientNode:
     def of(cls, given: Mapping[str, Any]) -> ClientNode:
         """Return a node from an app's options by name; choices may be text."""
         own, policy = _read(given)
-        # A folder that an app names holds the keys of a simulation, in which no key protects anybody.
-        has_key = (identity := own.get("identity")) is not None and not Path(str(identity)).is_dir()
-        return cls(policy=ClientPolicy(**policy), is_keyed=has_key and "modes" not in policy, **own)
+        is_keyed = own.get("identity") is not None and "modes" not in policy
+        return cls(policy=ClientPolicy(**policy), is_keyed=is_keyed, **own)
 
     def raised_by(self, node_config: Mapping[str, Any]) -> ClientNode:
         """Return the stricter of these and an operator's options; ignores keys without the prefix."""
@@ -183,7 +182,8 @@ class ClientNode:
 
     def require_keys_used(self, *, is_certified: bool) -> None:
         """Refuse a session without keys if this node has one, unless whoever named the key named the modes too."""
-        if is_certified or not self.is_keyed:
+        # A folder holds the keys of a simulation, in which no key protects anybody.
+        if is_certified or not self.is_keyed or Path(str(self.identity)).is_dir():
             return
         raise InvalidParameters(
             f"this node has a key ({PREFIX}identity), and the server asks for a session that uses none: "

@@ -111,6 +111,7 @@ def test_statistics_of_sites_are_those_of_all_their_people(
     folder: Path, protocol: str, settings: dict[str, Any], policy: dict[str, Any]
 ) -> None:
     keys = named(folder, protocol, settings, range(1, SITES + 1))
+    (folder / "keys").mkdir(exist_ok=True)
     job = Job(folder, {"protocol": protocol, **settings, **keys}, {"identity": str(folder / "keys"), **policy})
     assert job.run()["statistics"] == here()
 

@@ -52,6 +52,7 @@ def federation(
 ) -> Federation:
     keys = named(folder, protocol, settings, range(1, SITES + 1))
     chosen = SecAggSettings(protocol=protocol, **settings, **keys)  # type: ignore[arg-type]
+    (folder / "keys").mkdir(exist_ok=True)
     return Federation(folder, chosen, policy={"identity": str(folder / "keys"), **policy}, **more)
 
 

@@ -340,10 +340,11 @@ def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: 
             node.raised_by({"secagg-modes": modes}).require_keys_used(is_certified=False)
     for others in ({}, {"identity": str(tmp_path)}):
         ClientNode.of(others).require_keys_used(is_certified=False)
-    # A folder is a simulation's only if the app names it, and an app's modes are not those of an operator's key.
-    for named in (ClientNode(), ClientNode.of({"modes": "semi_honest"})):
-        with pytest.raises(InvalidParameters, match="asks for a session that uses none"):
-            named.raised_by({"secagg-identity": str(tmp_path)}).require_keys_used(is_certified=False)
+    # An app's modes are not those of an operator's key.
+    with pytest.raises(InvalidParameters, match="asks for a session that uses none"):
+        ClientNode.of({"modes": "semi_honest"}).raised_by({"secagg-identity": keyed["identity"]}).require_keys_used(
+            is_certified=False
+        )
 
 
 def test_a_server_without_keys_is_refused_before_anything_is_read(
