@@ -67,7 +67,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "serve --values 4 --clip 1 --out mean.npy --clients 4 --set corrupted=3",
         "invite more, or lower --set corrupted",
     ),
-    "a server of too few clients": ("serve --values 4 --clip 1 --out mean.npy --clients 2", "invite 3 or more"),
+    "a server of too few clients": ("serve --values 4 --clip 1 --out mean.npy --clients 2", "must be at least 3"),
 }
 """Each mistake as a command, and what its error says."""
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
