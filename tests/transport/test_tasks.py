@@ -412,7 +412,7 @@ GOOD = "[heights]\nvalues = 4\nclip = 1\nclients = 5\nout = 'one.npy'\n"
         (GOOD + "listen = '127.0.0.1:1'", (), "[heights]: --listen is for all tasks; give it to the command"),
         (GOOD + "memory = 5", (), "[heights]: --memory is for all tasks"),
         (GOOD + "metrics_token = 'file'", (), "is for all tasks"),
-        (GOOD + "memor = 5", (), "tasks.toml, [heights]: there is no --memor"),
+        (GOOD + "mem = 5", (), "tasks.toml, [heights]: there is no --mem"),
         (GOOD + "page = true", (), "[heights]: --page is for all tasks"),
         (GOOD + "bits = [1]", (), "bits is a text, a number, true, or a table of settings; got [1]"),
         (GOOD + "bits = 'x'", (), "[heights]: argument --bits: invalid int value: 'x'"),
