@@ -111,9 +111,10 @@ def served(port: int, clients: Sequence[int], values: int) -> int:
         client, coins, requests = ClientId(number), SystemCoins(), Requests(port, number)
         node = ClientNode.of({"protocols": (PROTOCOL,), "modes": "semi_honest"})
         side = NodeSide(settings=node, client=client, certified=None, states=StateDirectory(None, coins=coins))
-        description = SessionDescription.decode((await requests.ask("GET", "/v1/session"))[2])
-        requests.enter(description.session, client, Prover(client, coins).proof(description.session))
-        plan, subject = planned(description.encode())
+        shown = (await requests.ask("GET", "/v1/session"))[2]
+        description = SessionDescription.decode(shown)
+        requests.enter(description.session, client, Prover(client, coins).proof(shown))
+        plan, subject = planned(shown)
         member, update = plug_of(PROTOCOL, is_suspended=False).member(side), np.full(values, number / 10_000)
         model = subject.model_digest or NO_MODEL
         session = member.join(subject, LazyUpdate(lambda: Update(plan.encode(update, coins), model), model))

@@ -279,7 +279,7 @@ export function readDescription(text) {
   json(terms, "not_canonical");
   /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms as it stands. */
   const said = { session, protocol, mode, task, text: terms };
-  return { ...said, form, round: BigInt(round_number), terms: readTerms(terms) };
+  return { ...said, shown: utf8(text), form, round: BigInt(round_number), terms: readTerms(terms) };
 }
 
 // --- Requests --------------------------------------------------------------------------------
@@ -289,9 +289,9 @@ export function readDescription(text) {
 /** The form that this client speaks, at the head of its proof. */
 const SPOKEN = Uint8Array.of(FORM);
 
-/** The Authorization of a client that has a key. @param {string} session @param {Pick<Identity, "id" | "key">} identity */
-export async function authorizationOf(session, { id, key }) {
-  const signature = await key.sign("http-proof", unhex(session), integer(id, 8), SPOKEN);
+/** The Authorization of a client that has a key, for a session. @param {Uint8Array} shown its description @param {Pick<Identity, "id" | "key">} identity */
+export async function authorizationOf(shown, { id, key }) {
+  const signature = await key.sign("http-proof", shown, integer(id, 8), SPOKEN);
   return `Secagg ${id}:${hex(concat(SPOKEN, signature))}`;
 }
 
@@ -345,7 +345,7 @@ class Server {
   async join(description, { identity, seat }) {
     this.path = `/v1/sessions/${description.session}`;
     if (identity) {
-      this.authorization = await authorizationOf(description.session, identity);
+      this.authorization = await authorizationOf(description.shown, identity);
       return identity.id;
     }
     const proof = hex(concat(SPOKEN, random(64)));

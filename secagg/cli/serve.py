@@ -563,7 +563,7 @@ class _Sum:
             admission: Admission = Certified(self.roster.authority, self.roster.certificates)
         else:
             claims = {} if self.store is None else self.store.claims(description.session)
-            admission = FirstCome(self.invited, description.session, claims)
+            admission = FirstCome(self.invited, description.encode(), claims)
         return _Held(
             session=session, description=description, plan=plan, admission=admission, number=number, ending=ending
         )

@@ -73,6 +73,8 @@ class Conductor:
     ) -> None:
         """Create a conductor; ``number`` is that of the open stage, above zero for a restored session."""
         self.description, self._session, self._admission = description, session, admission
+        self.shown: Final = description.encode()
+        """The description as clients see it, and sign it."""
         self._limits, self._metrics, self._store, self._clock = limits, metrics, store, clock
         self.exchange = Exchange(limits.stages, description.answer_bytes, clock, number)
         self._thread = ThreadPoolExecutor(1, "secagg-session", TASK.set, (description.task,))
@@ -338,7 +340,7 @@ class Conductor:
         """Store the session's state before the next stage or after the last."""
         if self._store is not None:
             number = self.exchange.number + (not ending)
-            self._store.put(ServerRecord(self.description.encode(), number, snapshot, ending))
+            self._store.put(ServerRecord(self.shown, number, snapshot, ending))
 
     async def _claim(self, client: ClientId) -> None:
         """Store the owner of a name, before anything is sent or accepted under it."""

@@ -2,8 +2,8 @@
 
     Authorization: Secagg <client>:<130 hexadecimal digits>
 
-A client with a certified key signs the name of the session and the newest form of messages that it speaks; no one else
-can, and no other session accepts the proof.
+A client with a certified key signs the session's description, as it was shown to it, and the newest form of messages
+that it speaks. No one else can, and no session with another description accepts the proof.
 Without keys, a name belongs to the first client that claims it: this is sound only among clients that mutual TLS has
 authenticated.
 """
@@ -45,13 +45,11 @@ class Prover(Confined):
         """Prove a name with a key or, without one, with bytes that are drawn for each session and claim the name."""
         self.client, self._coins, self._key = client, coins, signing_key
 
-    def proof(self, session: str) -> bytes:
-        """Return the proof for a session; without a key, a different one each time."""
+    def proof(self, shown: bytes) -> bytes:
+        """Return the proof for a session that was described so; without a key, a different one each time."""
         if self._key is None:
             return bytes([FORM]) + bytes(self._coins.draw(SIGNATURE_BYTES))
-        return bytes([FORM]) + self._key.sign(
-            Label.HTTP_PROOF, bytes.fromhex(session), self.client.encode(), bytes([FORM])
-        )
+        return bytes([FORM]) + self._key.sign(Label.HTTP_PROOF, shown, self.client.encode(), bytes([FORM]))
 
     def __repr__(self) -> str:
         return f"<Prover of {self.client}>"
@@ -71,9 +69,9 @@ def read_header(text: str) -> tuple[ClientId, bytes] | None:
 
 
 class Admission(Protocol):
-    """Checker of proofs for a server, used in one thread."""
+    """Checker of proofs for a server, used in one thread. It knows a session by its description as it is shown."""
 
-    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
+    def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         """Whether this is the client's proof for the session."""
         ...
 
@@ -85,7 +83,7 @@ class Admission(Protocol):
         """Release a name under which nothing was sent; without keys, another client may take it."""
         ...
 
-    def seat(self, session: str, proof: bytes) -> ClientId | None:
+    def seat(self, shown: bytes, proof: bytes) -> ClientId | None:
         """Return a free name, or the name of this proof; None if no name is free."""
         ...
 
@@ -112,19 +110,19 @@ class Certified:
     def __init__(self, authority: bytes, certificates: Mapping[ClientId, Certificate]) -> None:
         """Use a roster's certificates, which are verified on first use."""
         self._authority, self._certificates = Authority(authority), certificates
-        self._good = dict[ClientId, tuple[str, bytes]]()
+        self._good = dict[ClientId, tuple[bytes, bytes]]()
 
-    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
+    def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         good = self._good.get(client)
-        if good is not None and good[0] == session:
+        if good is not None and good[0] == shown:
             return compare_digest(good[1], proof)  # Ed25519 as here gives one signature for one statement.
         try:
             identity: VerifiedIdentity = self._authority.verify(self._certificates[client])
             form, signature = proof[:1], proof[1:]
-            identity.verify(signature, Label.HTTP_PROOF, bytes.fromhex(session), client.encode(), form)
+            identity.verify(signature, Label.HTTP_PROOF, shown, client.encode(), form)
         except (KeyError, AuthenticationFailed):
             return False
-        self._good[client] = session, proof
+        self._good[client] = shown, proof
         return True
 
     def claim_of(self, client: ClientId) -> bytes | None:
@@ -134,8 +132,8 @@ class Certified:
     def release(self, client: ClientId) -> None:
         del client
 
-    def seat(self, session: str, proof: bytes) -> ClientId | None:
-        del session, proof
+    def seat(self, shown: bytes, proof: bytes) -> ClientId | None:
+        del shown, proof
         return None
 
 
@@ -143,16 +141,16 @@ class FirstCome:
     """Admission of the first request under a name in a session, and then only of the same proof."""
 
     def __init__(
-        self, invited: Collection[ClientId] | None = None, session: str = "", known: Mapping[ClientId, bytes] = _NONE
+        self, invited: Collection[ClientId] | None = None, shown: bytes = b"", known: Mapping[ClientId, bytes] = _NONE
     ) -> None:
         """Start, or take over another process's session; without ``invited`` only the number of names is limited."""
         self._invited, self._digests = invited, dict(known)
-        self._session: str = session
+        self._shown = shown
         self._owners = {digest: client for client, digest in known.items()}
         self._free, self._returned = self._names(), set[ClientId]()
 
-    def admits(self, session: str, client: ClientId, proof: bytes) -> bool:
-        self._begin(session)
+    def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
+        self._begin(shown)
         is_known = client in self._digests
         if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
             return False
@@ -169,9 +167,9 @@ class FirstCome:
         if self._invited is not None:
             self._returned.add(client)
 
-    def seat(self, session: str, proof: bytes) -> ClientId | None:
+    def seat(self, shown: bytes, proof: bytes) -> ClientId | None:
         """Return the lowest free name of those invited."""
-        self._begin(session)
+        self._begin(shown)
         digest = hashlib.sha256(proof).digest()
         if (own := self._owners.get(digest)) is not None:
             return own
@@ -190,9 +188,9 @@ class FirstCome:
         """Iterate over the names once, so that a crowd that asks for seats costs at most that."""
         yield from sorted(self._invited or ())
 
-    def _begin(self, session: str) -> None:
-        if session != self._session:
-            self._session = session
+    def _begin(self, shown: bytes) -> None:
+        if shown != self._shown:
+            self._shown = shown
             self._free = self._names()
             self._returned.clear()
             self._digests.clear()

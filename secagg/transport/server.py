@@ -197,7 +197,7 @@ class SumServer:
     @property
     def is_open(self) -> bool:
         """Whether a stage is open."""
-        return self._open_description() is not None and self.current is not None and self.current.exchange.number >= 0
+        return (conductor := self._open()) is not None and conductor.exchange.number >= 0
 
     @property
     def disk_seconds(self) -> float:
@@ -215,7 +215,7 @@ class SumServer:
         after = request.query_params.get("after", "")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
-                while (description := self._open_description()) is None or description.session == after:
+                while (conductor := self._open()) is None or conductor.description.session == after:
                     if self._closing is not None:
                         return _response(self._closing)
                     self._asking[wait] = None
@@ -229,11 +229,11 @@ class SumServer:
                         await self._news.wait()
                     finally:
                         self._asking.pop(wait, None)
-                return Response(description.encode(), media_type="application/json", headers=_HEADERS)
+                return Response(conductor.shown, media_type="application/json", headers=_HEADERS)
         return _response(self._closing or Verdict(Answer.AGAIN))
 
-    def _open_description(self) -> SessionDescription | None:
-        return self.current.description if self.current is not None and self.current.is_running else None
+    def _open(self) -> Conductor | None:
+        return self.current if self.current is not None and self.current.is_running else None
 
     async def message(self, request: Request) -> Response:
         """Return the open stage's message for a client; waits for the next stage."""
@@ -301,7 +301,7 @@ class SumServer:
             return _response(_STARTING)
         # A client that arrives after the first stage is not in the sum, and should not wait for its end.
         is_open = conductor.is_running and conductor.exchange.number <= 0 and name == conductor.description.session
-        seat = self._admission.seat(name, bytes.fromhex(proof.decode())) if is_open else None
+        seat = self._admission.seat(conductor.shown, bytes.fromhex(proof.decode())) if is_open else None
         return _response(_NO_SEAT) if seat is None else Response(str(seat.value), 201, _HEADERS, _PLAIN)
 
     def _admitted(self, request: Request) -> tuple[Conductor, ClientId] | Verdict:
@@ -312,7 +312,7 @@ class SumServer:
         conductor = self.current
         if conductor is None or name != conductor.description.session:
             return self._past.get(name, _STARTING if conductor is None else RESTARTED)
-        if sender is None or not self._admission.admits(name, *sender):
+        if sender is None or not self._admission.admits(conductor.shown, *sender):
             self.metrics.add("secagg_strangers_total", task=conductor.description.task)
             if name != self._strange:
                 # Log once per session: otherwise anyone could fill the disk.

@@ -155,7 +155,7 @@ def play_codes(case: Case) -> None:
 def play_proofs(case: Case) -> None:
     client, proof = read_header(case["authorization"]) or pytest.fail("it was not read")
     identity = VerifiedIdentity(client, SigningKey(secret(case["seed"])).public_key)
-    identity.verify(proof[1:], Label.HTTP_PROOF, bytes.fromhex(case["session"]), client.encode(), proof[:1])
+    identity.verify(proof[1:], Label.HTTP_PROOF, case["description"].encode(), client.encode(), proof[:1])
     assert str(client.value) == case["id"]
 
 

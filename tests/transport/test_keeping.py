@@ -123,9 +123,9 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
         kept = ServerStore(tmp_path / "server").claims(held.description.session)
         assert set(kept) == {ONE, ClientId(2)}
         # The next process continues with these.
-        admission = FirstCome(None, held.description.session, kept)
-        assert admission.admits(held.description.session, ONE, PROOF)
-        assert not admission.admits(held.description.session, ONE, bytes([1]) * 65)
+        admission = FirstCome(None, held.description.encode(), kept)
+        assert admission.admits(held.description.encode(), ONE, PROOF)
+        assert not admission.admits(held.description.encode(), ONE, bytes([1]) * 65)
 
 
 class FullStore(ServerStore):

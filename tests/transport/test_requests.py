@@ -15,6 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from secagg import wire
 from secagg.cli.shared import JsonLines
@@ -28,7 +32,7 @@ from secagg.transport import client as requests
 from secagg.transport import proof
 from secagg.transport.client import Outcome, Patience, Refused, contribute
 from secagg.transport.description import BACK_SECONDS, SessionDescription
-from secagg.transport.proof import Certified, FirstCome, Prover, read_header
+from secagg.transport.proof import Certified, FirstCome, Prover, header_of, read_header
 from secagg.transport.server import SumServer
 from tests.harness.wire_sums import (
     ANSWER_BYTES,
@@ -50,6 +54,9 @@ from tests.harness.wire_sums import (
 
 ONE, TWO = CLIENTS[:2]
 STRANGER = bytes([1]) * 65
+DESCRIPTION = SessionDescription(
+    session=bytes(16).hex(), protocol="plain", task="a task", round_number=3, answer_bytes=1000
+)
 WITHOUT_FORM = json.dumps(
     {"session": "0" * 32, "protocol": "plain", "task": "t", "mode": "active", "round_number": "1", "answer_bytes": 9}
     | {"terms": "{}"}
@@ -181,7 +188,7 @@ def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
     coins = SystemCoins()
     keys = SimulatedKeys(coins)
     known = {client: keys.of(client)[1] for client in CLIENTS}
-    one, other = bytes(16).hex(), bytes([1] * 16).hex()
+    one, other = (replace(DESCRIPTION, task=task).encode() for task in ("hospital", "weather"))
     provers = {client: Prover(client, coins, keys.of(client)[0]) for client in CLIENTS}
     admission = Certified(keys.authority.public_key, known)
     proof = provers[ONE].proof(one)
@@ -198,8 +205,33 @@ def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
     assert admission.claim_of(ONE) is None
 
 
+async def test_another_server_gets_no_proof_that_this_one_accepts() -> None:
+    """It shows a client this server's session as one of its own task, and keeps what the client sends."""
+    keys, kept = SimulatedKeys(SystemCoins()), list[str]()
+    key, certificate = keys.of(ONE)
+    server = SumServer(limits=quick_limits(), admission=Certified(keys.authority.public_key, {ONE: certificate}))
+    async with holding(server) as (held, _):
+
+        async def relayed(request: Request) -> Response:
+            if request.url.path != "/v1/session":
+                kept.append(request.headers["authorization"])
+                return Response(status_code=403)
+            return Response((await held.http.get("/v1/session")).content.replace(b"a task", b"weather"))
+
+        prover, app = Prover(ONE, SystemCoins(), key), Starlette(routes=[Route("/{path:path}", relayed)])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            with pytest.raises(ConnectionError, match="refused this client"):
+                await contribute("http://weather", joining(ONE), prover=prover, task="weather", http=http)
+        assert kept
+        for method, path in (("GET", "message"), ("POST", "answers/0"), ("DELETE", "client"), ("GET", "progress")):
+            reply = await held.http.request(method, f"{held.base}/{path}", headers={"authorization": kept[0]})
+            assert reply.status_code == 401
+        own = header_of(ONE, prover.proof(held.description.encode()))
+        assert (await held.http.get(f"{held.base}/message", headers={"authorization": own})).status_code == 200
+
+
 def test_claims_are_of_one_session_and_limited() -> None:
-    one, other = bytes(16).hex(), bytes([1] * 16).hex()
+    one, other = b"one", b"other"
     admission = FirstCome({ONE, TWO})
     assert admission.admits(one, ONE, PROOF)
     assert not admission.admits(one, ONE, STRANGER)
@@ -448,7 +480,7 @@ async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_plac
 
 def test_a_proof_with_another_form_is_none() -> None:
     """Somebody between a client and its server makes the client out to speak less."""
-    coins, session = SystemCoins(), bytes(16).hex()
+    coins, session = SystemCoins(), DESCRIPTION.encode()
     keys = SimulatedKeys(coins)
     key, certificate = keys.of(ONE)
     certified = Certified(keys.authority.public_key, {ONE: certificate})

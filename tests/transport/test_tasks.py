@@ -207,7 +207,7 @@ async def test_a_client_of_one_task_is_a_stranger_in_another(tmp_path: Path, *, 
     async with tasks.open() as http:
 
         async def status(task: str, method: str, path: str, session: str, as_client: ClientId = own) -> int:
-            proof = {"authorization": header_of(as_client, prover.proof(tasks.descriptions[session].session))}
+            proof = {"authorization": header_of(as_client, prover.proof(tasks.descriptions[session].encode()))}
             return (await http.request(method, tasks.path(task) + path, headers=proof)).status_code
 
         assert await status(ONE, "GET", "/message", ONE) == 200

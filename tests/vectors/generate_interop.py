@@ -286,9 +286,6 @@ def encodings() -> Files:
     for number in (0, 9, 2**64 - 1):
         session, seed = drawn("session", number, size=16), drawn("identity", number)
         form = bytes([FORM])
-        proof = form + signing(seed).sign(Label.HTTP_PROOF, session, ClientId(number).encode(), form)
-        told = {"session": session.hex(), "id": str(number), "seed": seed.hex()}
-        proofs.append(told | {"authorization": header_of(ClientId(number), proof)})
         description = SessionDescription(
             session=session.hex(), protocol="pairwise", task="sum", round_number=number >> 1, answer_bytes=9
         )
@@ -296,6 +293,9 @@ def encodings() -> Files:
         if number == 9:
             said |= {"deadline": 3, "must_know": ["terms"]}  # A field of a later version, which is passed over.
         descriptions.append({"description": json.dumps(said), "round": said["round_number"], "terms": said["terms"]})
+        proof = form + signing(seed).sign(Label.HTTP_PROOF, json.dumps(said).encode(), ClientId(number).encode(), form)
+        told = {"description": json.dumps(said), "id": str(number), "seed": seed.hex()}
+        proofs.append(told | {"authorization": header_of(ClientId(number), proof)})
     yield "http/proofs", cases("The Authorization of a client that has a key.", proofs)
     yield "http/descriptions", cases("Session descriptions: the round is digits, the terms are a text.", descriptions)
 

@@ -119,9 +119,9 @@ const PLAYS = {
     assert.equal(hex(await hash("http-terms", utf8(terms))), digest);
     assert.equal(hex(await applicationDigest(terms, readTerms(terms))), application_digest);
   },
-  "http/proofs": async ({ session, id, seed, authorization }) => {
+  "http/proofs": async ({ description, id, seed, authorization }) => {
     const identity = { id: BigInt(id), key: await SigningKey.of(unhex(seed)) };
-    assert.equal(await authorizationOf(session, identity), authorization);
+    assert.equal(await authorizationOf(utf8(description), identity), authorization);
   },
   "http/descriptions": ({ description, round, terms }) => {
     const made = readDescription(description);
