@@ -91,7 +91,7 @@ def make_own(options: argparse.Namespace) -> int:
 
 def sign(options: argparse.Namespace) -> int:
     """Certify the keys of requests."""
-    paths = list(_requests(options.requests))
+    paths = list(_requests(options.requests, options.roster))
     asked = {path: _read(path) for path in paths}
     if options.sites is not None:
         sites, root = read_sites(options.sites), None if options.root is None else _root(options.root)
@@ -171,12 +171,18 @@ def _signed(roster: Path) -> int:
     return 0
 
 
-def _requests(paths: list[Path]) -> Iterator[Path]:
+def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
+    """Yield request files; of a folder's, those whose certificates do not lie beside them already."""
+    certified = roster.read_text(encoding="ascii") if roster.exists() else ""
     for path in paths:
         if not path.is_dir():
             yield path
         elif found := sorted(each for each in path.glob("*.request") if each.is_file()):
-            yield from found
+            for each in found:
+                if certificate_file(each).exists() and _read(each).public_key.hex() in certified:
+                    print(f"{each}: passed over, because its key was certified before")
+                else:
+                    yield each
         else:
             raise InvalidParameters(f"the folder {path} has no *.request file; make requests with `secagg keys new`")
 

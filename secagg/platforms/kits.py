@@ -11,6 +11,7 @@ a malicious server only if that is not the server's operator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -38,6 +39,7 @@ _WORD: Final = "kit"
 _HASH: Final = hashes.SHA256()
 _PADDING: Final = padding.PSS(padding.MGF1(_HASH), padding.PSS.DIGEST_LENGTH)
 _LINE_WORDS: Final = 3
+_SITE: Final = re.compile(r"([0-9]{1,20})\s+(\S.*)", re.ASCII)
 
 
 def _statement(request: Request, public: bytes) -> bytes:
@@ -92,13 +94,14 @@ def read_sites(path: Path) -> Mapping[int, str]:
     sites = dict[int, str]()
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line[0] != "#"]
-        for line in lines:
-            number, name = line.split(maxsplit=1)
-            # A key in the form of OpenSSH may have a comment.
-            name = " ".join(name.split()[:2]) if name.startswith("ecdsa-") else name.strip()
-            sites[int(number)] = name
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{path} is no list of sites, NUMBER NAME a line ({error})") from None
+    for line in lines:
+        if (found := _SITE.fullmatch(line.strip())) is None:
+            raise InvalidParameters(f"{path} is no list of sites, NUMBER NAME a line; it has {line:.60}")
+        # A key in the form of OpenSSH may have a comment.
+        is_key, name = found[2].startswith("ecdsa-"), found[2]
+        sites[int(found[1])] = " ".join(name.split()[:2]) if is_key else name
     if len({*sites.values()}) < len(lines):
         raise InvalidParameters(f"{path} lists a number or a site twice; each site has one number")
     return sites
@@ -131,14 +134,16 @@ def require_vouched(
             key.verify(signature, _statement(request, public), ec.ECDSA(_HASH))
         else:
             raise _unvouched(number, "its kit has a key that is neither RSA nor on a NIST curve")
-        if root is None:
-            named = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
-        elif shown is None or shown.public_key() != key:
-            raise _unvouched(number, "its kit has no certificate of its key")
-        else:
+        if shown is not None and root is not None and shown.public_key() == key:
             shown.verify_directly_issued_by(root)
-            _require_site(shown, number, now)
-            named = str(shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+            _require_current(shown, root, number, now)
+            (name,) = shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            named = str(name.value)
+        elif shown is None and root is None:
+            named = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+        else:
+            is_named = "its kit has a certificate; name the root of the NVFlare project with --root"
+            raise _unvouched(number, is_named if root is None else "its kit has no certificate of its key")
     except InvalidParameters:
         raise
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError) as error:
@@ -147,12 +152,17 @@ def require_vouched(
         raise _unvouched(number, f"the kit is that of {named[-60:]}, and the number that of {site[-60:]}")
 
 
-def _require_site(shown: x509.Certificate, number: int, now: datetime) -> None:
-    if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
-        raise _unvouched(number, f"the kit's certificate was valid until {shown.not_valid_after_utc:%Y-%m-%d}")
-    constraints = [each.value for each in shown.extensions if isinstance(each.value, x509.BasicConstraints)]
-    if any(each.ca for each in constraints):
-        raise _unvouched(number, "the kit's certificate is one that issues others")
+def _require_current(shown: x509.Certificate, root: x509.Certificate, number: int, now: datetime) -> None:
+    for whose, each, is_issuer in (("the kit's", shown, False), ("the root's", root, True)):
+        if not each.not_valid_before_utc <= now <= each.not_valid_after_utc:
+            raise _unvouched(
+                number,
+                f"{whose} certificate is valid from {each.not_valid_before_utc:%Y-%m-%d} to "
+                f"{each.not_valid_after_utc:%Y-%m-%d}",
+            )
+        constraints = [extension.value for extension in each.extensions]
+        if any(value.ca for value in constraints if isinstance(value, x509.BasicConstraints)) is not is_issuer:
+            raise _unvouched(number, f"{whose} certificate may{' not' * is_issuer} issue others")
 
 
 def _unvouched(number: int, why: str) -> InvalidParameters:

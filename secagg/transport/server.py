@@ -376,15 +376,19 @@ class Front:
     async def _description(self, request: Request) -> Response:
         if len(asked := self._asked(request)) == 1:
             return await asked[0].describe(request)
+        return self._misnamed(request, "several tasks" if asked else "no task of this name")
+
+    def _misnamed(self, request: Request, held: str = "no task of this name") -> Response:
         known = ", ".join(repr(each.task) for each in self._servers)
         is_told = self._is_operators(request)
-        said = f"this server has {'several tasks' if asked else 'no task of this name'}; name one with --task: "
+        said = f"this server has {held}; name one with --task: "
         return _response(Verdict(Answer.OUT, said + (known if is_told else "its operator knows their names")))
 
     async def _health(self, request: Request) -> Response:
         """Report that the process is alive, and whether a disk has stopped accepting writes."""
-        asked = self._asked(request)
-        if (seconds := max((each.disk_seconds for each in asked), default=0.0)) >= _STUCK_SECONDS:
+        if not (asked := self._asked(request)):
+            return self._misnamed(request)
+        if (seconds := max(each.disk_seconds for each in asked)) >= _STUCK_SECONDS:
             return Response(f"no disk takes what is written, for {seconds:.0f} s\n", 503, _HEADERS, _PLAIN)
         running = [each.current for each in asked if each.current is not None and each.current.is_running]
         state = ", ".join(f"stage {each.exchange.number}" for each in running) or "idle"
@@ -392,8 +396,9 @@ class Front:
 
     async def _ready(self, request: Request) -> Response:
         """Report whether clients can take part in a session."""
-        is_ready = any(each.is_open for each in self._asked(request))
-        return await self._health(request) if is_ready else _response(_STARTING)
+        asked = self._asked(request)
+        is_idle = asked and not any(each.is_open for each in asked)
+        return _response(_STARTING) if is_idle else await self._health(request)
 
     async def _metrics(self, request: Request) -> Response:
         if not self._is_operators(request):
@@ -407,8 +412,10 @@ class Front:
         """Show the status of each task's session; ``?names`` names its clients."""
         if not self._is_operators(request):
             return _response(_NO_OPERATOR)
+        if not (asked := self._asked(request)):
+            return self._misnamed(request)
         found = dict[str, object]()
-        for each in self._asked(request):
+        for each in asked:
             if each.current is not None:
                 found[each.current.description.task] = each.current.status(has_names="names" in request.query_params)
             elif each.task is not None:

@@ -35,14 +35,14 @@ RSA = rsa.generate_private_key(65537, 2048)
 
 
 def certificate(
-    name: str,
+    names: str,
     public: rsa.RSAPublicKey | ec.EllipticCurvePublicKey,
     issuer: ec.EllipticCurvePrivateKey = ROOT_KEY,
     *,
     ca: bool = False,
     days: int = 30,
 ) -> x509.Certificate:
-    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names.split(", ")])
     issuing = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a project")])
     made = x509.CertificateBuilder().subject_name(named).issuer_name(issuing).public_key(public).serial_number(7)
     made = made.not_valid_before(NOW - timedelta(days=60)).not_valid_after(NOW + timedelta(days=days))
@@ -69,8 +69,8 @@ def request(client: int) -> Request:
     return Request.of(AUTHORITY.public_key, ClientId(client), new_signing_key(SystemCoins()))
 
 
-def judged(asked: Request, line: str, sites: dict[int, str], now: datetime = NOW) -> None:
-    require_vouched(asked, line, sites, ROOT, now)
+def judged(asked: Request, line: str, sites: dict[int, str], root: x509.Certificate | None = ROOT) -> None:
+    require_vouched(asked, line, sites, root, NOW)
 
 
 def test_the_kit_of_a_site_vouches_for_its_number(tmp_path: Path) -> None:
@@ -126,6 +126,11 @@ def an_issuer(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str
     return asked, load_kit(site(folder, "site-3", between)).vouch(asked), {3: "site-3"}
 
 
+def of_two_names(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str]]:
+    shown = certificate("site-3, site-4", RSA.public_key())
+    return asked, load_kit(site(folder, "site-3", shown)).vouch(asked), {3: "site-3"}
+
+
 def a_stolen_certificate(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str]]:
     """Certificates of sites are public: every connection shows them."""
     kit = load_kit(site(folder, "site-3"))
@@ -154,8 +159,9 @@ def no_certificate(folder: Path, asked: Request) -> tuple[Request, str, dict[int
         (of_another_request, "signature or certificate is wrong"),
         (of_another_authority, "signature or certificate is wrong"),
         (another_root, "signature or certificate is wrong"),
-        (expired, "was valid until"),
-        (an_issuer, "issues others"),
+        (expired, "the kit's certificate is valid from .* to"),
+        (an_issuer, "the kit's certificate may issue others"),
+        (of_two_names, "signature or certificate is wrong"),
         (a_stolen_certificate, "no certificate of its key"),
         (no_certificate, "no certificate of its key"),
         (not_listed, "the list of sites has no such number"),
@@ -177,7 +183,25 @@ def test_a_damaged_line_vouches_for_nobody(tmp_path: Path) -> None:
             judged(asked, damaged, {3: "site-3"})
 
 
-@pytest.mark.parametrize("text", ["3 site-3\n3 site-4\n", "3 site-3\n4 site-3\n", "site-3 3\n", "3\n", "\xff"])
+@pytest.mark.parametrize(
+    ("root", "sentence"),
+    [
+        (certificate("a project", ROOT_KEY.public_key(), ca=True, days=-1), "the root's certificate is valid from"),
+        (certificate("a project", ROOT_KEY.public_key()), "the root's certificate may not issue others"),
+        (None, "name the root of the NVFlare project with --root"),
+    ],
+)
+def test_a_root_that_may_issue_no_kit_vouches_for_nobody(
+    tmp_path: Path, root: x509.Certificate | None, sentence: str
+) -> None:
+    asked = request(3)
+    with pytest.raises(InvalidParameters, match=sentence):
+        judged(asked, load_kit(site(tmp_path, "site-3")).vouch(asked), {3: "site-3"}, root)
+
+
+@pytest.mark.parametrize(
+    "text", ["3 site-3\n3 site-4\n", "3 site-3\n4 site-3\n", "site-3 3\n", "3\n", "\xff", "+3 site-3\n", "1_0 site-3\n"]
+)
 def test_a_list_that_gives_a_site_two_numbers_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites").write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidParameters, match=r"lists a number or a site twice|is no list of sites"):

@@ -166,6 +166,8 @@ async def test_only_an_operator_learns_which_tasks_there_are(asked: dict[str, st
                 public = (await http.get(path)).text
                 assert ONE not in public
                 assert TWO not in public
+                misspelt = await http.get(path, params={"task": "heigths"})
+                assert (misspelt.status_code, "no task of this name" in misspelt.text) == (403, True)
 
 
 async def test_a_task_that_is_over_refuses_who_comes_late_and_another_is_still_ready() -> None:
