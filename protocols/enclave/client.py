@@ -156,7 +156,7 @@ def require_accepted(  # noqa: PLR0913 -- the client's requirements and the offe
         InvalidParameters: with reason ``below_floor``; the message names the weak value.
     """
     has_authority = policy.authority is not None or privacy is None
-    policy.admit("this enclave", KEEPS, compared(configuration, now, has_authority=has_authority))
+    policy.admit("this enclave", ENFORCED, compared(configuration, now, has_authority=has_authority))
     if max_norms not in {None, configuration.max_norms}:
         raise weaker("its max_norms differ from those of this client's task")
     if configuration.layout != layout:
@@ -167,7 +167,7 @@ def require_accepted(  # noqa: PLR0913 -- the client's requirements and the offe
         privacy.require(configuration, maximum_seals)
 
 
-KEEPS: Final = frozenset(
+ENFORCED: Final = frozenset(
     (
         *("suites", "modes", "minimum_cohort", "authority", "maximum_length", "forms", "accumulations", "minimum_form"),
         *("maximum_codeword_bits", "maximum_released_bits", "minimum_codeword_bound", "minimum_root_mean_square"),

@@ -15,7 +15,7 @@ from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import SimulatedKeys
 
-from .client import KEEPS
+from .client import ENFORCED
 from .remote_enclave import SimulatedEnclave, SimulatedJudge
 from .seal_ledger import SealLedger
 from .server import STAGE, Server
@@ -130,7 +130,7 @@ ENTRY: Final = ProtocolEntry(
     stages=(STAGE,),
     describe=describe,
     open_session=open_session,
-    keeps=KEEPS,
+    keeps=ENFORCED,
     helpers=EnclaveHelpers,
     simulate=EnclaveSimulation,
     costs=costs,

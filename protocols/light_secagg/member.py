@@ -16,7 +16,7 @@ from .configuration import Configuration
 
 Held = TypeVar("Held")
 _HANDLE_BYTES: Final = 16
-KEEPS: Final = frozenset(
+ENFORCED: Final = frozenset(
     (
         *("minimum_form", "suites", "modes", "minimum_cohort", "assumed_corrupted"),
         *("minimum_modulus_bits", "maximum_length", "maximum_population"),
@@ -55,7 +55,7 @@ class MemberParts(Confined, Generic[Held]):
 
     def admit(self, configuration: Configuration) -> None:
         """Refuse an offer that is weaker than this client's policy."""
-        self.policy.admit("the offered sum", KEEPS, compared(configuration))
+        self.policy.admit("the offered sum", ENFORCED, compared(configuration))
 
     def keep(self, held: Held) -> Secret:
         """Store a suspended state, and return its handle."""

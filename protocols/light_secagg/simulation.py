@@ -20,7 +20,7 @@ from secagg.session.run import ONE_IN, Costs, Work
 
 from .configuration import MAXIMUM_CLIENTS, NONCE_BYTES
 from .field import ELEMENT_BYTES
-from .member import KEEPS
+from .member import ENFORCED
 from .server import STAGES, Server
 from .session import LightSecAggHelpers, LightSecAggMember, LightSecAggOptions, open_session
 
@@ -126,7 +126,7 @@ ENTRY: Final = ProtocolEntry(
     takes=LightSecAggOptions.takes,
     describe=describe,
     open_session=open_session,
-    keeps=KEEPS,
+    keeps=ENFORCED,
     helpers=LightSecAggHelpers,
     simulate=LightSecAggSimulation,
     costs=costs,

@@ -49,7 +49,7 @@ DIGEST_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 NO_KEY: Final = bytes(IDENTITY_KEY_BYTES)
 """Placeholder key of the authority and of identities in ``semi_honest`` mode, which has no signatures."""
-KEEPS: Final = frozenset(
+ENFORCED: Final = frozenset(
     (
         *("suites", "modes", "authority", "maximum_key_lifetime", "minimum_holders", "assumed_corrupted_holders"),
         *("assumed_corrupted", "minimum_cohort", "minimum_modulus_bits", "maximum_length", "maximum_population"),
@@ -410,7 +410,7 @@ class Agreement:
 
     def require_accepted(self, policy: ClientPolicy, now: datetime) -> None:
         """Refuse an offer that has expired or is weaker than a client's policy, as ``ClientPolicy.admit`` does."""
-        policy.admit("the offered sum", KEEPS, self.compared(now))
+        policy.admit("the offered sum", ENFORCED, self.compared(now))
         ends = {keys.position: keys.until for keys in self.epoch.keys if keys is not None}
         over = [HolderId(position) for position, until in ends.items() if until <= now.timestamp()]
         for is_wrong, sentence in (

@@ -23,7 +23,7 @@ from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work
 
 from .client import Ledger, OneMessageMember
-from .configuration import DIGEST_BYTES, KEEPS, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
+from .configuration import DIGEST_BYTES, ENFORCED, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature
 from .holder import Holder
 from .messages import IDENTITY_BYTES, Upload, UploadHeader
 from .session import UPLOAD, OneMessageHelpers, OneMessageOptions, Server, open_session, plan_epoch, plan_offer
@@ -235,7 +235,7 @@ ENTRY: Final = ProtocolEntry(
     stages=(UPLOAD,),
     describe=describe,
     open_session=open_session,
-    keeps=KEEPS,
+    keeps=ENFORCED,
     helpers=OneMessageHelpers,
     simulate=OneMessageSimulation,
     costs=costs,

@@ -1,4 +1,4 @@
-"""Secure aggregation with pairwise masks: SecAgg and SecAgg+, one code path."""
+"""Secure aggregation with pairwise masks: SecAgg and SecAgg+ in one implementation."""
 
 from __future__ import annotations
 

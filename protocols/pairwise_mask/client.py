@@ -1,7 +1,7 @@
-"""A client and its session: the message that it expects, its answers, and its reaction to anything wrong.
+"""Client side of a session: which message it expects, how it answers, and how it handles faults.
 
-The mathematics is in the round files. ``Client`` holds the latches: each kind of message is answered once, the same
-bytes again get the same answer again, and after any fault the secrets are overwritten and nothing is answered.
+The round files contain the mathematics. ``Client`` enforces the order: it answers each kind of message once, repeats
+the same answer to the same bytes, and wipes its secrets and falls silent after any fault.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, repr=False)
 class PairwiseMember(MemberParts):
-    """A client from one session to the next: its identity, its policy, its coins and its ledgers."""
+    """A client across sessions: its identity, policy, coins and ledgers."""
 
     recording: Callable[[Coins], Recorder] | None = field(default=None, kw_only=True)
-    """Makes what remembers a session that can be suspended: ``partial(Recorder, latch)``."""
+    """Creates the recorder of a session that can be suspended: ``partial(Recorder, latch)``."""
 
     def join(self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None) -> Client:
-        """Begin, or resume a suspended session."""
+        """Join a session, or resume a suspended one."""
         client = Client(self, subject, update, None if self.recording is None else self.recording(self.coins))
         if suspended is not None:
             client.resume(suspended)
@@ -66,12 +66,12 @@ class PairwiseMember(MemberParts):
 
 
 class Client(Confined):
-    """A client's session, without input or output of its own: bytes in, bytes out.
+    """One client in one session. It does no I/O: bytes in, bytes out.
 
-    Security: a client lives in one process and in one memory. It cannot be pickled, and it refuses to work in a
-        forked process; a machine that is resumed from a snapshot must not use it either, which it cannot notice. With
-        a latch it can be suspended, and resumed in another process, once.
-    Claim PM-6: the model checker drives this class; it decides from its messages alone.
+    Security: a client lives in one process. It cannot be pickled, and it refuses to work in a forked process. It cannot
+        detect a virtual machine resumed from a snapshot, so never use one there. With a latch, a client can be
+        suspended and then resumed once, in another process.
+    Claim PM-6: the model checker drives this class, which decides from its messages only.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Client(Confined):
         update: LazyUpdate | None = None,
         recording: Recorder | None = None,
     ) -> None:
-        """Prepare to take part.
+        """Prepare to take part in a session.
 
         Args:
-            subject: what the session has to be about; an offer about something else is refused.
-            update: uploaded once; needed by the message that the upload answers.
-            recording: what remembers the session, if it can be suspended.
+            subject: what the session must be about; the client refuses any other offer.
+            update: uploaded once; needed when the message that asks for the upload arrives.
+            recording: remembers the session so that it can be suspended, if given.
         """
         self._member, self._subject, self._update, self._recording = member, subject, update, recording
         self._coins = member.coins if recording is None else recording.coins
@@ -97,7 +97,7 @@ class Client(Confined):
         self._faults = list[Fault]()
         self._process = os.getpid()
         self._lock = RLock()
-        """Whether a kind was answered and the answer are one step, from whichever thread messages come."""
+        """Makes checking and recording an answer atomic when messages arrive on several threads."""
 
     @property
     def client(self) -> ClientId:
@@ -113,23 +113,23 @@ class Client(Confined):
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Unusable messages of neighbours; the server is told of seeds of edges, nobody of shares."""
+        """Unusable messages of neighbours; only unusable edge seeds are reported to the server, not shares."""
         return tuple(self._faults)
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message of the server.
+        """Return the answer to a message from the server.
 
         Raises:
-            UnexpectedMessage: it is not expected now, or was answered with the upload, which is handed out once;
-                nothing has changed.
-            MalformedMessage: its header does not read; nothing has changed. If the rest does not read, as below.
-            InvalidParameters, CapacityExceeded: an offer is weaker than this client's policy, is about something else,
-                or has no room for the noise; nothing was drawn, and nothing has changed. Later, as below.
-            PeerError, ThresholdNotMet: the session is over for this client, and its secrets are overwritten.
-        Security: deliver the same bytes as often as you like. Different bytes of a kind that was answered are an attack
-            and end the session. The answer to ``DELIVERED_SHARES`` is the upload: from the moment that it is
-            returned the input counts as released. If the seed of an edge is unusable it is a complaint instead, and
-            the client has left: its state is ``ABORTED``, its input unspent, and ``faults`` says why.
+            UnexpectedMessage: the message is not expected now, or its answer was the upload, which is returned only
+                once; nothing has changed.
+            MalformedMessage: the header cannot be parsed; nothing has changed. A malformed body ends the session.
+            InvalidParameters, CapacityExceeded: the offer is weaker than this client's policy, is about something else,
+                or leaves no room for the noise; nothing has changed. After the offer, these end the session.
+            PeerError, ThresholdNotMet: the session is over for this client, and its secrets are wiped.
+        Security: the same bytes may be delivered any number of times. Different bytes of a kind that was already
+            answered are an attack and end the session. The answer to ``DELIVERED_SHARES`` is the upload; treat the
+            input as released once it is returned. If an edge seed is unusable, the client returns a complaint instead
+            and leaves: its state is ``ABORTED``, its input is unspent, and ``faults`` says why.
         """
         with self._lock, blaming(*from_server()):
             return self._answer(owned_bytes(message))
@@ -147,7 +147,7 @@ class Client(Confined):
             reply, chosen = self._step_on(kind, message)
             state = advance(CLIENT_TRANSITIONS, self._state, kind, chosen)
         except BaseException as error:
-            # An offer that is refused has drawn no secret, so another one may come.
+            # No secret was drawn for a refused offer, so the client may accept another one.
             refusals = InvalidParameters | CapacityExceeded | Misuse
             if not isinstance(error, refusals) or kind is not MessageKind.SESSION_OFFER:
                 self._abort()
@@ -170,13 +170,13 @@ class Client(Confined):
         if not compare_digest(before, digest):
             self._abort()
             raise PeerMisbehaved(
-                f"a second {kind.name} differs from the one that was answered",
+                f"a second {kind.name} differs from the one already answered",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=from_server(),
             )
         if not reply:
             raise UnexpectedMessage(
-                expected="a later message, because the upload was handed over before and nothing keeps it",
+                expected="a later message; the upload was already returned, and the client keeps no copy",
                 received=kind.name,
                 reason=Reason.ALREADY_SPENT,
                 culprits=NOBODY,
@@ -184,7 +184,7 @@ class Client(Confined):
         return reply
 
     def abort(self) -> None:
-        """Leave the session, unless it is completed, and overwrite every secret; an uploaded input stays spent."""
+        """Leave the session and wipe every secret; an uploaded input stays spent, a completed session completed."""
         with self._lock:
             if self._process != os.getpid():
                 self._recording = None
@@ -230,9 +230,9 @@ class Client(Confined):
                 raise self._unexpected(kind)
 
     def _require_subject(self, configuration: SessionConfiguration) -> None:
-        """Refuse a session about something else; a server that deviates may choose what it is about.
+        """Refuse a session about something else; a malicious server may offer any subject.
 
-        A model that the client is sent later is compared with its update.
+        If the model arrives later, it is compared with the model that the update was trained from.
         """
         subject, noise, terms = self._subject, self._member.noise, self._subject.terms_digest
         if noise is not None:
@@ -246,34 +246,34 @@ class Client(Confined):
         ):
             if mine != offered:
                 raise InvalidParameters(
-                    f"the offer has another {name} than this client; offer what the client trained for",
+                    f"the offer's {name} differs from this client's; offer what the client trained for",
                     reason=Reason.BELOW_FLOOR,
                 )
         if configuration.maximum_population > subject.capacity:
             raise InvalidParameters(
-                f"{configuration.maximum_population} clients exceed the capacity {subject.capacity} of the decoder; "
+                f"{configuration.maximum_population} clients exceed the decoder's capacity of {subject.capacity}; "
                 "offer fewer clients or a wider ring",
                 reason=Reason.BELOW_FLOOR,
             )
 
     def _taken(self, configuration: SessionConfiguration) -> Payload:
-        """Ask what may refuse, charge the ledgers and make the update; nothing is refused after that.
+        """Run every check that may refuse, charge the ledgers and make the update; nothing can refuse after that.
 
-        Claim PM-7: noise is part of the input, so that it is in the one sum and in nothing else.
+        Claim PM-7: noise is part of the input, so it is in the one sum and nowhere else.
         """
         member, noise = self._member, self._noise_of(configuration)
         if self._update is None:
-            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
+            raise InvalidParameters("the message that asks for the upload must contain the model, and does not")
         spent = self._update.spent(self._subject)
         if spent.model != configuration.model_digest:
             raise InvalidParameters(
-                "the session is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
+                "the session's model is not the one that the update was trained from", reason=Reason.BELOW_FLOOR
             )
         if member.privacy is not None:
             member.privacy.require_room(noise)
 
         def charge() -> None:
-            # The budget comes last: it is not spent on an upload that the other ledgers refuse.
+            # The budget comes last, so that an upload refused by another ledger does not spend it.
             member.charge(spent)
             if member.privacy is not None:
                 member.privacy.charge(noise)
@@ -299,39 +299,39 @@ class Client(Confined):
     # --- Between two messages -----------------------------------------------------------------------------------------
 
     def suspend(self) -> Secret | None:
-        """Return the record that ``PairwiseMember.join`` resumes, and answer no more; None if nothing is left to do.
+        """Return the record that ``PairwiseMember.join`` resumes, and stop answering; None if nothing is left to do.
 
-        A session that is completed stays so; any other ends in this object.
+        A completed session stays completed; this object can no longer continue any other.
 
         Raises:
-            Misuse: the client has no latch, or was forked into this process.
+            Misuse: the client has no latch, or is a copy in a forked process.
         """
         with self._lock:
             self._require_own_process()
             record = None
             if self._step is not None:
                 if self._recording is None:
-                    raise Misuse("a client is suspended with a latch alone, which lets each record be resumed once")
+                    raise Misuse("suspending a client needs a latch, so that each record is resumed only once")
                 record = self._recording.suspended(self.client, self._state, self._step, self._answered)
-                # The session continues, so its number stays in the latch.
+                # The session will continue, so the latch keeps its number.
                 self._recording = None
             self.abort()
             return record
 
     def resume(self, suspended: Secret) -> None:
-        """Continue from a record, in any process, as the client that it is of, and overwrite the record.
+        """Continue from this client's record, in any process, and wipe the record.
 
         Raises:
-            Misuse: it was resumed before, is not the newest, is another client's, or its session is over; or this
-                client has no latch, or has begun a session itself. Another client's record stays as it is.
-            MalformedMessage, PeerError: it is not a record, or was changed where it was kept.
-            InvalidParameters: the session is weaker than the policy of now, or is about something else.
+            Misuse: the record was already resumed, is not the newest, belongs to another client, or its session is
+                over; or this client has no latch, or has already begun a session. Another client's record is not wiped.
+            MalformedMessage, PeerError: the bytes are not a record, or were modified in storage.
+            InvalidParameters: the session is weaker than the client's current policy, or is about something else.
         """
         with self._lock:
             self._require_own_process()
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
-                raise Misuse("a suspended state is resumed by a client with the latch that numbered it, and no session")
+                raise Misuse("resume a suspended state with a new client that has the same latch")
             with blaming():
                 recording.claim(suspended, self.client)
             try:
@@ -340,26 +340,26 @@ class Client(Confined):
                 )
             except BaseException as error:
                 if isinstance(error, PeerError):
-                    # All of it was verified when it came, so whatever kept it has changed it.
+                    # Everything was verified on arrival, so it was modified in storage.
                     error.culprits = NOBODY
                 self._abort()
                 raise
 
     def _require_own_process(self) -> None:
-        """Overwrite a copy that a fork has made; the session, and its number in the latch, are the parent's."""
+        """Wipe a copy made by a fork; the session, and its number in the latch, belong to the parent."""
         if self._process != os.getpid():
             self._recording = None
             self._abort()
-            raise Misuse("this client was forked into another process; start a session of its own there")
+            raise Misuse("this client was forked into another process; start a separate session there")
 
     def _admit(self, configuration: SessionConfiguration) -> None:
-        """Compare a session that is resumed with what this client insists on now."""
+        """Check a resumed session against the client's current policy."""
         configuration.require_accepted(self._member.policy)
         self._require_subject(configuration)
 
     def _unexpected(self, kind: MessageKind) -> UnexpectedMessage:
         due = CLIENT_TRANSITIONS.get(self._state)
-        expected = due[0].name if due else f"nothing, because the session is {self._state}"
+        expected = due[0].name if due else f"no message, because the session is {self._state}"
         return UnexpectedMessage(expected=expected, received=kind.name)
 
     def __repr__(self) -> str:

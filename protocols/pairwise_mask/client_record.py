@@ -1,12 +1,12 @@
-"""State of a client between two messages, and its encoding, from which another process resumes the client.
+"""State of a client between two messages, and the encoding from which another process resumes it.
 
-A record holds the offer and the roster, which are checked again when it is resumed. Of the secrets it holds no more
-than the client itself still has: until the upload the coins from which its keys follow, then its neighbours' shares
-alone. It never holds the input.
+A record contains the offer and the roster, which are checked again on resuming. It contains only the secrets that the
+client itself still has: before the upload, the coins from which its keys are derived; after it, its neighbours' shares.
+It never contains the input.
 
-Security: a record is a copy, which a ``Client`` never makes of itself otherwise. Each is numbered, and resumed once:
-    ``Recorder.claim`` claims the number in a ``Latch`` before anything but its head is read. Seal records as well, so
-    that an older one cannot be opened; ``secagg.session.sealed_state`` does.
+Security: a record is a copy of the client's secrets. Each record is numbered and resumed only once: ``Recorder.claim``
+    claims its number in a ``Latch`` before reading more than its head. Seal records too, so that an older one cannot be
+    opened; ``secagg.session.sealed_state`` does this.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _HEAD_END: Final = _LENGTH_BYTES + HEADER_BYTES + NAME_BYTES + 4 + 8
 _ROOT_BYTES: Final = 32
 Step = Advertised | Shared | Masked | Confirmed
 Answers = dict[MessageKind, tuple[bytes, bytes]]
-"""Digest of each answered message, and the answer, by kind; the upload, which is as large as the model, is not kept."""
+"""Digest of each answered message, and the answer, by kind. The upload is not kept: it is as large as the model."""
 
 
 class RecordedCoins(Confined):
-    """Coins that are remembered until told otherwise, and drawn again in the same order from memory.
+    """Coins that are recorded until ``stop``, and can be drawn again in the same order.
 
-    So keys follow from them a second time, by the very function that drew them, and need not be kept themselves.
+    A resumed client derives its keys again with the same code, so the keys themselves need not be stored.
     """
 
     def __init__(self, coins: Coins) -> None:
@@ -81,7 +81,7 @@ class RecordedCoins(Confined):
             again = bytearray(self.drawn[self._replayed].expose())
             self._replayed += 1
             if len(again) != count:
-                raise InternalError("a client draws other coins than when it was suspended")
+                raise InternalError("a resumed client draws coins of other lengths than before it was suspended")
             return again
         fresh = draw_exactly(count, self._coins)
         if self._remembers:
@@ -90,7 +90,7 @@ class RecordedCoins(Confined):
         return fresh
 
     def stop(self) -> None:
-        """Remember nothing from here on; coins drawn for sharing are never needed again."""
+        """Stop recording; the coins drawn for sharing are never needed again."""
         self._remembers = False
 
     def wipe(self) -> None:
@@ -104,7 +104,7 @@ class RecordedCoins(Confined):
 
 
 class Recorder(Confined):
-    """What a client remembers in addition to its step so that it can be suspended, and the latch of its records."""
+    """What a suspendable client must remember in addition to its step, and the latch that numbers its records."""
 
     def __init__(self, latch: Latch, coins: Coins) -> None:
         self.coins = RecordedCoins(coins)
@@ -112,22 +112,22 @@ class Recorder(Confined):
         self._latch, self._plain, self._name, self._number = latch, coins, b"", 0
 
     def note(self, kind: MessageKind, message: bytes) -> None:
-        """Remember a message that was answered, as far as it is needed later."""
+        """Remember what is needed later of an answered message."""
         if kind is MessageKind.SESSION_OFFER:
             self.offer = message
             self.coins.stop()
         elif kind is MessageKind.ADVERTISED_KEYS:
             self.advertised_keys = message
         elif kind is MessageKind.DELIVERED_SHARES:
-            # From here on nothing of the client's own is left, as in every client.
+            # As in every client, none of its own secrets remain from here on.
             self.coins.wipe()
 
     def suspended(self, client: ClientId, state: ClientState, step: Step, answered: Answers) -> Secret:
-        """Return the record of a client, and forget it."""
+        """Return the record of a client, and wipe what was recorded."""
         if not self._name:
             name = bytes(draw_exactly(NAME_BYTES, self._plain))
             self._latch.begin(name)
-            # Not before: a name that the latch knows is another session's, which must not end with this one.
+            # Only now: a name already in the latch belongs to another session, which must not end with this one.
             self._name = name
         record = ClientRecord(
             head=Head(self._name, self._number, client),
@@ -151,13 +151,13 @@ class Recorder(Confined):
         return encoded
 
     def claim(self, suspended: Secret, client: ClientId) -> None:
-        """Claim the number of this client's record, once and for all; nothing else of it is read.
+        """Claim the number of this client's record, permanently; reads only the record's head.
 
-        A record that nobody can resume any more is overwritten; that of another client stays as it is.
+        A record that can no longer be resumed is wiped; another client's record is left alone.
         """
         head = ClientRecord.head_of(suspended)
         if head.client != client:
-            raise Misuse(f"the suspended state is that of another client than {client}")
+            raise Misuse(f"the suspended state belongs to another client, not to {client}")
         try:
             self._latch.claim(head.name, head.number)
         except Misuse:
@@ -168,7 +168,7 @@ class Recorder(Confined):
     def resumed(
         self, suspended: Secret, member: MemberParts, admit: Callable[[SessionConfiguration], None]
     ) -> tuple[SessionConfiguration, ClientState, Step, Answers]:
-        """Overwrite a record that was claimed, and return where it stands, if ``admit`` does not refuse its session."""
+        """Read and wipe a claimed record, and return the state to resume from, unless ``admit`` refuses the session."""
         with suspended:
             record = ClientRecord.from_secret(suspended)
         self.offer, self.advertised_keys = record.offer, record.advertised_keys
@@ -184,19 +184,19 @@ class Recorder(Confined):
         return configuration, record.state, step, record.answered
 
     def end(self) -> None:
-        """Wipe, and let no record of this session be resumed any more; a latch that fails raises nothing here."""
+        """Wipe, and make every record of this session unusable; an error of the latch is only logged."""
         self.coins.wipe()
         try:
             if self._name:
                 self._latch.end(self._name)
         except Exception:  # noqa: BLE001 -- the error that ended the session is the one to raise
-            # Safe because: no record has the number at which the latch still stands.
-            _LOG.exception("the latch keeps the number of a session that is over; no record has that number")
+            # Safe because: no record has the number that the latch still holds.
+            _LOG.exception("the latch keeps the number of a finished session; this is harmless: no record has it")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Part of a record that is read before its number is claimed."""
+    """The part of a record that is read before its number is claimed."""
 
     name: Annotated[bytes, fixed(NAME_BYTES)]
     """Name of the session in the latch."""
@@ -210,7 +210,7 @@ _NEIGHBOURS: Final = repeated(unsigned(4), MAXIMUM_POPULATION)
 
 @dataclass(slots=True, kw_only=True)
 class ClientRecord(Message):
-    """The memory of one client in one session; what is encoded of it says how many secrets follow."""
+    """A client's memory of one session; the encoded fields say how many secrets follow."""
 
     kind: ClassVar = MessageKind.CLIENT_SNAPSHOT
     head: Annotated[Head, nested(Head)]
@@ -219,26 +219,26 @@ class ClientRecord(Message):
     advertised_keys: Annotated[bytes, _BYTES] = field(repr=False)
     answered: Annotated[Answers, mapped(numbered(MessageKind, 2), joined(fixed(32), _BYTES))] = field(repr=False)
     coin_bytes: Annotated[tuple[int, ...], repeated(unsigned(1), 255, size=1)] = ()
-    """Lengths of the coins that were drawn, until the upload."""
+    """Lengths of the drawn coins; empty after the upload."""
     edges: Annotated[dict[int, bytes], mapped(unsigned(4), _BYTES)] = field(
         default_factory=dict[int, bytes], repr=False
     )
-    """The client's messages for the edges whose seeds it sends, until the upload."""
+    """The client's messages for the edges whose seeds it sends; empty after the upload."""
     sharers: Annotated[bytes, _BYTES] = b""
     delivered: Annotated[bytes, fixed(_ROOT_BYTES)] = bytes(_ROOT_BYTES)
-    """The root over the entries that the client was delivered."""
+    """Root over the entries that were delivered to the client."""
     contributors: Annotated[bytes, _BYTES] = b""
-    """Clients for which the client signed; empty if it signed for nobody."""
+    """Contributors that the client signed for; empty if it has not signed."""
     dealers: Annotated[tuple[int, ...], _NEIGHBOURS] = ()
     """Neighbours whose shares the client holds."""
     seeded: Annotated[tuple[int, ...], _NEIGHBOURS] = ()
-    """Neighbours with whose edges it holds a seed."""
+    """Neighbours whose edge seeds the client holds."""
     secrets: list[Secret] = field(default_factory=list[Secret], repr=False)
-    """The coins, or the shares and the seeds."""
+    """The coins, or the shares and edge seeds."""
 
     def __post_init__(self) -> None:
         if self.state in {ClientState.AWAITING_OFFER, ClientState.COMPLETED, ClientState.ABORTED}:
-            raise InvalidParameters(f"no client continues from {self.state}")
+            raise InvalidParameters(f"a client cannot be resumed from state {self.state}")
 
     @property
     def shares(self) -> dict[int, Secret]:
@@ -249,7 +249,7 @@ class ClientRecord(Message):
         return dict(zip(self.seeded, self.secrets[len(self.coin_bytes) + len(self.dealers) :], strict=False))
 
     def to_secret(self) -> Secret:
-        """Return the encoding behind its length, and the secrets after it."""
+        """Return the length of the encoding, the encoding, and then the secrets."""
         return _joined(self.encode(), self.secrets)
 
     @staticmethod
@@ -259,14 +259,14 @@ class ClientRecord(Message):
 
     @classmethod
     def from_secret(cls, record: Secret) -> ClientRecord:
-        """Read a record back; its secrets are copies."""
+        """Decode a record; its secrets are copies."""
         view = record.expose()
         end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
         found = cls.decode(bytes(view[_LENGTH_BYTES:end]))
         kinds = [("coins", size) for size in found.coin_bytes]
         kinds += [("shares", SHARES_BYTES)] * len(found.dealers) + [("pairwise_seed", KEY_BYTES)] * len(found.seeded)
         if len(view) - end != sum(size for _, size in kinds):
-            raise MalformedMessage("a record of a client contradicts itself", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("a client's record is inconsistent", reason=Reason.NOT_CANONICAL)
         for kind, size in kinds:
             found.secrets.append(Secret(kind, view[end : end + size]))
             end += size
@@ -292,13 +292,13 @@ def _joined(public: bytes, secrets: list[Secret]) -> Secret:
 
 
 def _step_of(record: ClientRecord, member: MemberParts, configuration: SessionConfiguration, coins: Coins) -> Step:
-    """Return the step; the coins are those of the record, as far as any are left.
+    """Return the recorded step; uses the recorded coins, if any are left.
 
     Raises:
-        PeerError, InvalidParameters: what the server said then is refused now.
+        PeerError, InvalidParameters: a recorded message of the server is now refused.
     """
     if record.state is ClientState.AWAITING_ADVERTISED_KEYS:
-        # The keys follow from the recorded coins, here and below.
+        # The keys are derived again from the recorded coins, here and below.
         return advertise_keys(member, configuration, coins)[0]
     message = AdvertisedKeys.decode(record.advertised_keys, configuration)
     roster = roster_of(configuration, message.clients, message.root, message.opening)
@@ -321,10 +321,10 @@ def _step_of(record: ClientRecord, member: MemberParts, configuration: SessionCo
 
 
 def _verified_keys(member: MemberParts, roster: Roster, entries: tuple[bytes, ...]) -> VerifiedKeySet:
-    """Read the roster again, whose proof was checked when it came; of the client's own keys nothing is left."""
+    """Decode the roster again. Its proof was checked on arrival; the client's own keys are gone."""
     position = roster.position_of(member.client)
     if position is None:
-        raise MalformedMessage("a record's roster does not name its client", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("a record's roster does not contain its client", reason=Reason.NOT_CANONICAL)
     neighbours = roster.graph.neighbours(position)
     advertisers = {
         neighbour: verify_entry(entry, roster.clients[neighbour], roster.configuration, member.authority)

@@ -1,8 +1,8 @@
-"""Agreement on one attempt, before anybody advertises a key; and the roster, which binds everything that follows.
+"""Configuration of one attempt, agreed before any key is advertised, and the roster that later messages depend on.
 
-The digest of a configuration (T0) is in every key, ciphertext and signature of the attempt, so clients that were
-offered different sessions cannot agree on anything; those that are shown another list, key or graph derive another
-context. The list is sent whole, because proofs of inclusion do not prove that nobody is listed twice.
+The digest of a configuration (T0) is bound into every key, ciphertext and signature of the attempt, so clients that
+were offered different sessions cannot agree on anything. Clients that see different lists, keys or graphs derive
+different contexts. The list is sent whole, because inclusion proofs do not prove that no client is listed twice.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ DIGEST_BYTES: Final = 32
 OPENING_BYTES: Final = 32
 LEAST_CHECK_WORDS: Final = 8
 _CHECK_BITS = 64
-"""The check words of a segment have at least this many bits together, so that a wrong seed does not pass by luck."""
+"""Minimum length in bits of a segment's check words together, so that a wrong seed does not pass by chance."""
 _MAXIMUM_TASK_BYTES = 256
 _MAXIMUM_LAYOUT_BYTES = 1 << 21
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 NO_AUTHORITY: Final = bytes(IDENTITY_KEY_BYTES)
-KEEPS: Final = frozenset(
+ENFORCED: Final = frozenset(
     (
         *("suites", "modes", "topologies", "maximum_degree", "minimum_cohort", "minimum_threshold"),
         *("minimum_modulus_bits", "maximum_length", "maximum_population", "assumed_corrupted", "privacy_bits"),
         *("minimum_form", "maximum_standing_age"),
     )
 )
-"""Names in a client's policy that this protocol keeps; the last ones not by ``compared``."""
+"""Settings of a client's policy that this protocol enforces; the last ones are not checked by ``compared``."""
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS
 _CACHED_ROSTERS: Final = 4
@@ -75,41 +75,41 @@ _CLIENT_LIMIT: Final = 1 << (8 * CLIENT_ID_BYTES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfiguration(Message):
-    """Everything that the parties of one attempt agree on; make one with ``plan_session``."""
+    """Everything that the parties of one attempt agree on; ``plan_session`` creates it."""
 
     kind: ClassVar = MessageKind.SESSION_OFFER
     message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
     task: Annotated[bytes, variable(_MAXIMUM_TASK_BYTES)]
     """Training task, as the platform names it."""
     model_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """The digest of the model that every client trains from; different models for different clients do not add up."""
+    """Digest of the model that every client trains from; updates of different models must not be added."""
     round_number: Annotated[int, unsigned(8)]
     attempt: Annotated[int, unsigned(4)]
     mode: Annotated[SecurityMode, choice(tuple(SecurityMode))]
     suite: Annotated[Suite, choice(tuple(Suite))]
     topology: Annotated[Topology, choice(tuple(Topology))]
     degree: Annotated[int, unsigned(4)]
-    """Number of neighbours of a client in a sparse graph; 0 in a full one, where everybody is one."""
+    """Number of neighbours of a client in a sparse graph; 0 in a full graph, where all clients are neighbours."""
     threshold: Annotated[int, unsigned(4)]
     committee_size: Annotated[int, unsigned(4)]
-    """Number of clients that certify the survivors in ``active`` mode, 0 for everyone; 0 in ``semi_honest`` mode."""
+    """Number of clients that certify the survivors in ``active`` mode, 0 for all; 0 in ``semi_honest`` mode."""
     quorum: Annotated[int, unsigned(4)]
-    """Number of them that must sign; 0 in ``semi_honest`` mode."""
+    """Number of committee members that must sign; 0 in ``semi_honest`` mode."""
     minimum_cohort: Annotated[int, unsigned(4)]
     maximum_population: Annotated[int, unsigned(4)]
     layout: Annotated[Layout, encoded(Layout, _MAXIMUM_LAYOUT_BYTES)]
     check_words: Annotated[int, unsigned(1)]
     application_digest: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """The digest of what else the platform binds, such as noise."""
+    """Digest of other settings that the platform binds, such as noise."""
     authority: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
-    """The public key of the authority that certifies identities; zeros in ``semi_honest`` mode, which has none."""
+    """Public key of the authority that certifies identities; zeros in ``semi_honest`` mode."""
     standing: Annotated[Standing, nested(Standing)] = NO_STANDING
-    """What the authority had revoked, and when; certificates are judged at that time, by all clients alike."""
+    """The authority's revocations and their time; all clients judge certificates as of that time."""
     graph_commitment: Annotated[bytes, fixed(DIGEST_BYTES)]
-    """A commitment to the server's share in the seed of the graph."""
+    """Commitment to the server's contribution to the graph seed."""
     server_nonce: Annotated[bytes, fixed(DIGEST_BYTES)]
     context: AttemptContext = field(init=False, repr=False, compare=False)
-    """The digest of this configuration (T0), which everything in the attempt is bound to."""
+    """Digest of this configuration (T0); everything in the attempt is bound to it."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -126,7 +126,7 @@ class SessionConfiguration(Message):
             case Topology.SPARSE:
                 require_number("degree", self.degree, LEAST_DEGREE, min(most, MAX_HOLDERS))
                 if self.degree % 2:
-                    raise InvalidParameters(f"the degree of a sparse graph is even; got {self.degree}")
+                    raise InvalidParameters(f"the degree of a sparse graph must be even; got {self.degree}")
                 most = self.degree
         require_number("threshold", self.threshold, LEAST_THRESHOLD, most)
         self._check_certification()
@@ -144,12 +144,12 @@ class SessionConfiguration(Message):
         ):
             value = getattr(self, name)
             if type(value) is not bytes or len(value) != size:
-                raise InvalidParameters(f"{name} has {size} bytes")
+                raise InvalidParameters(f"{name} must be {size} bytes")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
-            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name what is trained")
+            raise InvalidParameters(f"task must be 1 to {_MAXIMUM_TASK_BYTES} bytes")
         kinds = tuple(map(type, (self.mode, self.suite, self.topology, self.layout, self.standing)))
         if kinds != (SecurityMode, Suite, Topology, Layout, Standing):
-            raise Misuse("mode, suite, topology, layout, standing: SecurityMode, Suite, Topology, Layout, Standing")
+            raise Misuse("mode must be a SecurityMode, suite a Suite, topology a Topology, layout and standing alike")
         self.layout.require_rings()
 
     def _check_certification(self) -> None:
@@ -158,23 +158,23 @@ class SessionConfiguration(Message):
                 require_number("committee_size in semi_honest mode", self.committee_size, 0, 0)
                 require_number("quorum in semi_honest mode", self.quorum, 0, 0)
                 if self.authority != NO_AUTHORITY or self.standing != NO_STANDING:
-                    raise InvalidParameters("semi_honest mode has no authority; leave it zero, or use active mode")
+                    raise InvalidParameters("semi_honest mode uses no authority; leave it zero, or use active mode")
             case SecurityMode.ACTIVE:
                 require_number("committee_size", self.committee_size, 0, self.maximum_population)
                 require_number("quorum", self.quorum, 1, self.committee_size or self.maximum_population)
                 if self.authority == NO_AUTHORITY:
                     raise InvalidParameters(
-                        "active mode needs an authority that the server does not control; without one the server can "
-                        "invent every client but one"
+                        "active mode needs an authority that the server does not control; otherwise the server can "
+                        "impersonate all clients but one"
                     )
 
     def _check_streams(self) -> None:
-        """Refuse a layout whose masks one key cannot give, before anybody masks."""
+        """Refuse a layout that needs more mask stream than one key provides."""
         used = sum(segment_count(s.ring, s.length + self.check_words_of(s)) for s in self.segments)
         if used > KEY_LIMIT_BYTES // SEGMENT_BYTES:
             raise InvalidParameters(
-                f"the layout takes {used} parts of a mask's stream, each segment at least one, and a key has "
-                f"{KEY_LIMIT_BYTES // SEGMENT_BYTES}; merge segments of one width, or send less"
+                f"the layout needs {used} stream segments for its masks, at least one per segment, but a key provides "
+                f"{KEY_LIMIT_BYTES // SEGMENT_BYTES}; merge segments of equal width, or send less"
             )
 
     @property
@@ -184,7 +184,7 @@ class SessionConfiguration(Message):
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:
-        """The masked segments: those of the layout, and a 1 of each contributor, whose sum no population wraps."""
+        """The masked segments: those of the layout, and a count of 1 per contributor, whose sum cannot wrap around."""
         return (*self.layout.require_rings(), RingSegment(self.maximum_population.bit_length(), 1))
 
     def check_words_of(self, segment: RingSegment) -> int:
@@ -192,11 +192,11 @@ class SessionConfiguration(Message):
 
     @property
     def masked_bytes(self) -> int:
-        """Bytes of one client's masked vector on the wire."""
+        """Size of one client's masked vector on the wire, in bytes."""
         return sum(map(self.sent_bytes, self.segments))
 
     def sent_bytes(self, segment: RingSegment) -> int:
-        """Return how many bytes a segment and its check words have on the wire; rounded values are packed apart."""
+        """Return the bytes of a segment and its check words on the wire; rounded values are packed separately."""
         words = self.check_words_of(segment)
         if segment.fine_bits:
             return segment.payload_bytes + segment.ring.packed_bytes(words)
@@ -209,19 +209,19 @@ class SessionConfiguration(Message):
         return self.committee_size or population
 
     def require_population(self, population: int, *, corrupted: int, privacy_bits: int, dropped: int = 0) -> None:
-        """Refuse a number of advertisers for which these parameters are not safe.
+        """Refuse a number of advertisers for which these parameters are unsafe.
 
         Args:
-            corrupted: how many clients the caller assumes to be corrupted, counted absolutely.
-            privacy_bits: the logarithm of the chance of a bad graph that the caller accepts.
-            dropped: how many may drop out; it matters to a sparse ``semi_honest`` session, which they could cut apart.
+            corrupted: number of clients that the caller assumes to be corrupted, as an absolute count.
+            privacy_bits: a bad graph may be drawn with probability at most 2^-privacy_bits.
+            dropped: number of clients that may drop out; only matters to a sparse ``semi_honest`` session.
         Raises:
-            InvalidParameters: too few or too many clients, a threshold or a quorum that does not protect them.
+            InvalidParameters: too few or too many clients, or a threshold or quorum that does not protect them.
         """
         require_number("population", population, self.minimum_cohort, self.maximum_population)
         degree = self.degree_among(population)
         if degree >= population:
-            raise InvalidParameters(f"{population} clients cannot have {degree} neighbours each; plan for fewer")
+            raise InvalidParameters(f"{population} clients cannot have {degree} neighbours each; plan fewer")
         least = least_threshold(
             self.topology,
             self.mode,
@@ -234,19 +234,19 @@ class SessionConfiguration(Message):
         if not least <= self.threshold <= degree:
             raise InvalidParameters(
                 f"the threshold is {self.threshold}; with {population} clients, {corrupted} of them corrupted, it must "
-                f"lie in {least}..{degree}",
+                f"be in {least}..{degree}",
                 reason=Reason.BELOW_FLOOR,
             )
         if self.mode is SecurityMode.ACTIVE:
             size = self.committee_among(population)
             if not self.quorum <= size <= population:
                 raise InvalidParameters(
-                    f"{population} clients have no committee of {size} with a quorum of {self.quorum}"
+                    f"{population} clients cannot form a committee of {size} with a quorum of {self.quorum}"
                 )
             require_committee(population, corrupted, size, self.quorum, privacy_bits)
 
     def compared(self) -> Iterator[Compared]:
-        """Yield what a client's policy is compared with, whatever the number of advertisers."""
+        """Yield the settings that are compared with a client's policy, for any number of advertisers."""
         yield "minimum_form", self.message_form, "form {offered} of its messages is below {own}"
         yield "suites", self.suite, "suite {offered} is not among {own}"
         yield "modes", self.mode, "mode {offered} is not among {own}"
@@ -262,7 +262,7 @@ class SessionConfiguration(Message):
 
     def require_accepted(self, policy: ClientPolicy) -> None:
         """Refuse a configuration that is weaker than a client's policy, as ``ClientPolicy.admit`` does."""
-        policy.admit("the offered session", KEEPS, self.compared())
+        policy.admit("the offered session", ENFORCED, self.compared())
 
     def require_protected(self, policy: ClientPolicy, population: int) -> None:
         """Refuse a number of advertisers for which these parameters do not protect a client with this policy.
@@ -275,10 +275,10 @@ class SessionConfiguration(Message):
 
 
 def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, corrupted: int) -> ClientNoise | None:
-    """Return the noise of a session's clients, if it has any; clients refuse to unmask fewer than its minimum.
+    """Return the noise of a session's clients, if any; clients refuse to unmask fewer contributors than its minimum.
 
     Raises:
-        InvalidParameters, CapacityExceeded: numbers that do not go together.
+        InvalidParameters, CapacityExceeded: the numbers are incompatible.
     """
     if noise is None:
         return None
@@ -291,7 +291,7 @@ def noise_of(configuration: SessionConfiguration, noise: NoiseSettings | None, c
 
 
 def commit_to_opening(opening: bytes) -> bytes:
-    """Return the commitment that stands in a configuration for the server's share in the graph seed."""
+    """Return the commitment to the server's contribution to the graph seed, as it appears in a configuration."""
     return hashlib.sha256(bind(Label.GRAPH_OPENING, opening)).digest()
 
 
@@ -300,18 +300,18 @@ def commit_to_opening(opening: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ClientSet:
-    """Some of the positions 0..population-1; position 0 is the lowest bit of the first byte."""
+    """A set of positions in 0..population-1; position 0 is the lowest bit of the first byte."""
 
     population: int
     bits: int
     _flags: bytes = field(init=False, repr=False, compare=False)
-    """The bits in bytes: to look up one of them takes as long in a large set as in a small one."""
+    """The bits as bytes, so that a lookup takes the same time in a large set as in a small one."""
     _digests: dict[SessionContext, bytes] = field(init=False, repr=False, compare=False)
-    """Digests of this set, by session: every signature on it holds the same."""
+    """Digests of this set by session, cached because every signature on the set covers the same digest."""
 
     def __post_init__(self) -> None:
         if self.bits < 0 or self.bits >> self.population:
-            raise InvalidParameters(f"a set among {self.population} clients has no positions beyond")
+            raise InvalidParameters(f"a set of {self.population} clients has a bit beyond its last position")
         object.__setattr__(self, "_flags", self.bits.to_bytes(set_bytes(self.population), "little"))
         object.__setattr__(self, "_digests", dict[SessionContext, bytes]())
 
@@ -326,14 +326,14 @@ class ClientSet:
     def decode(cls, encoded: bytes, population: int) -> ClientSet:
         bits = int.from_bytes(encoded, "little")
         if len(encoded) != set_bytes(population) or bits >> population:
-            raise MalformedMessage("a set is of another population", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("a set is not one of {population} clients", reason=Reason.NOT_CANONICAL)
         return cls(population, bits)
 
     def encode(self) -> bytes:
         return self._flags
 
     def digest(self, context: SessionContext) -> bytes:
-        """Return the hash that stands for this set in signatures of a session."""
+        """Return the hash of this set that a session's signatures cover."""
         if (known := self._digests.get(context)) is None:
             size = self.population.to_bytes(4, "big")
             known = hashlib.sha256(bind(Label.CLIENT_SET, context.digest, size, self._flags)).digest()
@@ -355,7 +355,7 @@ class ClientSet:
 
 
 def client_set(population: Sizing, text: str = "one bit for each position") -> Field:
-    """Return the field of a set among the clients that the place of a message states."""
+    """Return the field of a set of clients; the message's place gives the population."""
 
     def read(reader: Reader, at: At) -> ClientSet:
         return ClientSet.decode(reader.fixed(set_bytes(population(at.place))), population(at.place))
@@ -364,7 +364,7 @@ def client_set(population: Sizing, text: str = "one bit for each position") -> F
 
 
 def set_bytes(population: int) -> int:
-    """Return how many bytes a set among this many clients has on the wire."""
+    """Return the size of a set of this many clients on the wire, in bytes."""
     return (population + 7) // 8
 
 
@@ -372,7 +372,7 @@ def set_bytes(population: int) -> int:
 
 
 def encode_clients(clients: Sequence[ClientId]) -> bytes:
-    """Write a strictly increasing list: each gap, less one, in groups of 7 bits, the lowest first (LEB128)."""
+    """Encode a strictly increasing list: each gap, minus one, in groups of 7 bits, lowest first (LEB128)."""
     written, previous = bytearray(), -1
     for client in clients:
         gap, previous = client.value - previous - 1, client.value
@@ -384,11 +384,11 @@ def encode_clients(clients: Sequence[ClientId]) -> bytes:
 
 
 def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[ClientId, ...]:
-    """Read the list back; whatever decodes is strictly increasing.
+    """Decode the list; the result is always strictly increasing.
 
     Raises:
-        MalformedMessage: there are more clients than the limit; a gap has a second encoding, does not end, or leaves
-            the range of client ids.
+        MalformedMessage: the list has more clients than the limit; a gap has a non-canonical encoding, does not end, or
+            exceeds the range of client ids.
     """
     clients, previous, gap, shift = list[ClientId](), -1, 0, 0
     for byte in encoded:
@@ -396,13 +396,13 @@ def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[Cli
         if byte & _MORE:
             shift += _GAP_BITS
             if shift > 8 * CLIENT_ID_BYTES:
-                raise MalformedMessage("a client id in the list is too long", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("a client id in the list is longer than 64 bits", reason=Reason.NOT_CANONICAL)
             continue
         if shift and not byte:
             raise MalformedMessage("a gap in the list of clients ends in zeros", reason=Reason.NOT_CANONICAL)
         previous += gap + 1
         if previous >= _CLIENT_LIMIT:
-            raise MalformedMessage("a client id in the list is not below 2^64", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("a client id in the list is 2^64 or more", reason=Reason.NOT_CANONICAL)
         if len(clients) == limit:
             raise MalformedMessage(f"the list has more than {limit} clients", reason=Reason.LENGTH_OVER_LIMIT)
         clients.append(ClientId(previous))
@@ -417,7 +417,7 @@ def decode_clients(encoded: bytes, limit: int = MAXIMUM_POPULATION) -> tuple[Cli
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The advertisers of an attempt in increasing order, and what follows from their advertisements."""
+    """The advertisers of an attempt in increasing order, and the values derived from their advertisements."""
 
     configuration: SessionConfiguration = field(repr=False)
     clients: tuple[ClientId, ...] = field(repr=False)
@@ -432,7 +432,7 @@ class Roster:
 
     @property
     def committee(self) -> tuple[int, ...]:
-        """The positions of those who certify the survivors."""
+        """Positions of the clients that certify the survivors."""
         return self.graph.committee(self.configuration.committee_among(self.population))
 
     def position_of(self, client: ClientId) -> int | None:
@@ -443,23 +443,23 @@ class Roster:
         return ClientSet.of(self.population, positions)
 
     def require_cohort(self, members: ClientSet, must: str, of: int | None = None) -> None:
-        """Refuse a set with a part below the minimum cohort, since unmasking reveals the sum of each part.
+        """Refuse a set with a part below the minimum cohort, because unmasking reveals the sum of each part.
 
         Args:
-            must: what the members have done, for the error.
-            of: whose part counts; by default each.
+            must: what the members must do, for the error message.
+            of: only check the part of this position; by default, check all parts.
         Raises:
-            ThresholdNotMet: naming the size of the smallest part.
+            ThresholdNotMet: states the size of the smallest part.
         """
         needed, parts = self.configuration.minimum_cohort, self.graph.parts(members)
         smallest = min(len(part) for part in parts if of is None or of in part)
         if smallest < needed:
-            why = " in one part of a graph that dropouts have cut apart" if len(parts) > 1 else ""
+            why = " in one part of a graph that dropouts have split" if len(parts) > 1 else ""
             raise ThresholdNotMet(needed=needed, present=smallest, what="clients", must=must, why=why)
 
 
 class Seat(NamedTuple):
-    """Place of a client on a roster."""
+    """A client's place on a roster."""
 
     roster: Roster
     position: int
@@ -467,17 +467,17 @@ class Seat(NamedTuple):
 
 @lru_cache(maxsize=_CACHED_ROSTERS)
 def roster_of(configuration: SessionConfiguration, encoded_clients: bytes, root: bytes, opening: bytes) -> Roster:
-    """Derive what a list of advertisers and their advertisements determine; cached for simulations of many clients.
+    """Derive the roster from a list of advertisers and their advertisements; cached for simulations of many clients.
 
     Raises:
-        MalformedMessage: the list is not in its one encoding.
+        MalformedMessage: the list is not canonically encoded.
         InvalidParameters: the list is too short or too long for the session's graph.
     """
     clients, attempt = decode_clients(encoded_clients, configuration.maximum_population), configuration.context.digest
     population = len(clients)
     listed = _hash(Label.CLIENT_LIST, encoded_clients)
     digest = _hash(Label.ROSTER, population.to_bytes(4, "big"), listed, root)
-    # Deviation: no client nonces go into the seed of the graph; the advertised keys, which rho covers, are fresh and as
+    # Deviation: the graph seed contains no client nonces; the advertised keys, which rho covers, are just as fresh and
     # unpredictable.
     seed = _hash(Label.GRAPH_SEED, attempt, digest, opening)
     context = SessionContext(_hash(Label.SESSION_CONTEXT, attempt, digest, seed))
@@ -496,19 +496,19 @@ def entry_digest(client: ClientId, entry: bytes) -> bytes:
 def require_context(
     tag: bytes, context: AttemptContext | SessionContext, sentence: str, culprits: Iterable[Party]
 ) -> None:
-    """Refuse a message whose tag is that of another context.
+    """Refuse a message whose tag belongs to another context.
 
     Raises:
-        PeerMisbehaved: saying so in the sentence.
+        PeerMisbehaved: with this sentence.
     """
     if tag != context.tag:
         raise PeerMisbehaved(sentence, reason=Reason.WRONG_SESSION, culprits=culprits)
 
 
 def certain(value: Known | None) -> Known:
-    """Return what an earlier round, or the mode of the session, has made sure of."""
+    """Return a value that an earlier round, or the mode of the session, guarantees."""
     if value is None:
-        raise InternalError("a round reads what no round before it has settled")
+        raise InternalError("a round reads a value that no earlier round has set")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a client has from one session to the next, and the messages that it waits for in one."""
+"""A client's state across sessions, and the messages that it waits for within one."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 State = TypeVar("State", bound=StrEnum)
 Transitions = Mapping[State, tuple[MessageKind, frozenset[State]]]
-"""The one message that each state accepts, and the states that follow."""
+"""The message that each state accepts, and the states that may follow."""
 
 
 def advance(table: Transitions[State], state: State, message: MessageKind, chosen: State | None = None) -> State:
-    """Return the state that follows on a message: the only one that the table allows, or the chosen one of several.
+    """Return the state that follows a message: the only one that the table allows, or the chosen one of several.
 
-    This is the only way from one state to the next. To a server the message is the one that it waits for no longer.
+    Every state change uses this function. For a server, the message is the one that it no longer waits for.
 
     Raises:
-        InternalError: the table knows no such step.
+        InternalError: the table has no such transition.
     """
     due, following = table.get(state, (None, frozenset[State]()))
     if chosen is None and len(following) == 1:
         (chosen,) = following
     if message is not due or chosen is None or chosen not in following:
-        raise InternalError(f"no {message.name} leads from {state} to {chosen or 'one state'}")
+        raise InternalError(f"{message.name} does not lead from {state} to {chosen or 'one state'}")
     return chosen
 
 
@@ -52,7 +52,7 @@ class ClientState(StrEnum):
     AWAITING_ADVERTISED_KEYS = "awaiting_advertised_keys"
     AWAITING_DELIVERED_SHARES = "awaiting_delivered_shares"
     AWAITING_SURVIVOR_SET = "awaiting_survivor_set"
-    """Only on the committee of an active session."""
+    """Only for committee members of an active session."""
     AWAITING_UNMASKING_REQUEST = "awaiting_unmasking_request"
     COMPLETED = "completed"
     ABORTED = "aborted"
@@ -66,7 +66,7 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
     ),
     ClientState.AWAITING_DELIVERED_SHARES: (
         MessageKind.DELIVERED_SHARES,
-        # A client that cannot use an edge answers with a complaint, and is out.
+        # A client that cannot use an edge answers with a complaint, and leaves.
         frozenset({ClientState.AWAITING_SURVIVOR_SET, ClientState.AWAITING_UNMASKING_REQUEST, ClientState.ABORTED}),
     ),
     ClientState.AWAITING_SURVIVOR_SET: (MessageKind.SURVIVOR_SET, frozenset({ClientState.AWAITING_UNMASKING_REQUEST})),
@@ -77,7 +77,7 @@ CLIENT_TRANSITIONS: Final[Transitions[ClientState]] = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class MemberParts(Confined):
-    """Identity, policy, coins and ledgers of a client; ``PairwiseMember`` begins sessions with them."""
+    """A client's identity, policy, coins and ledgers; ``PairwiseMember`` opens sessions with them."""
 
     client: ClientId
     _: KW_ONLY
@@ -86,23 +86,23 @@ class MemberParts(Confined):
     coins: Coins
     """``SystemCoins()`` in production."""
     authority: Authority | None = None
-    """Who certifies identities; for active mode, with the client's own key and certificate."""
+    """Certifies identities; only in active mode, together with the client's own key and certificate."""
     signing_key: SigningKey | None = None
     certificate: Certificate | None = None
     charge: Callable[[Spent], None]
-    """Told of an upload before its update is made; raises to refuse, and is durable when it returns, as
-    ``SpentUpdates.charge`` is.
+    """Called with an upload before its update is made; raises to refuse. The charge must be durable on return, as in
+    ``SpentUpdates.charge``.
     """
     threads: int = 1
-    """How many threads expand masks and verify signatures."""
+    """Number of threads that expand masks and verify signatures."""
     noise: NoiseSettings | None = None
-    """What this client adds to every update; an offer that says otherwise is refused."""
+    """Noise that this client adds to every update; it refuses an offer with other noise."""
     privacy: PrivacyLedger | None = None
-    """What it has spent in all its tasks; an upload beyond its budget is refused."""
+    """Privacy budget spent in all its tasks; the client refuses an upload beyond it."""
     standings: Standings = field(default_factory=SeenStandings)
-    """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
+    """Remembers the newest standing of the authority, in a ``Store`` or in this process only."""
     clock: Clock = system_clock
-    """Judges how old a standing is."""
+    """Used to judge the age of a standing."""
 
     def __post_init__(self) -> None:
         require_number("threads", self.threads, 1)
@@ -110,15 +110,15 @@ class MemberParts(Confined):
             self.policy = self.policy.with_keys()
         certificate, key = self.certificate, self.signing_key
         if certificate is not None and certificate.client != self.client:
-            raise InvalidParameters(f"the certificate is that of {certificate.client} and not of {self.client}")
+            raise InvalidParameters(f"the certificate belongs to {certificate.client}, not to {self.client}")
         if certificate is not None and key is not None and certificate.public_key != key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
+            raise InvalidParameters("the certificate does not match the signing key; configure the pair")
 
     def require_signing(self) -> None:
-        """Refuse an identity key that was wiped, where there is one."""
+        """Refuse an identity key that was wiped, if there is one."""
         if self.signing_key is not None:
             self.signing_key.require_usable()
 
     def sign(self, label: Label, *parts: bytes) -> bytes:
-        """Sign with the identity key; nothing in semi-honest mode, where there is none."""
+        """Sign with the identity key; returns an empty signature in semi-honest mode, which has no key."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""

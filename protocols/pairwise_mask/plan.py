@@ -1,4 +1,4 @@
-"""Plan of a session: the choice of parameters with which it is safe and survives its dropouts."""
+"""Session planning: choose parameters that are safe and tolerate the expected dropouts."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from .graph import (
 CORRECTNESS_BITS: Final = 30
 _MAXIMUM_OFFER_BYTES: Final = 1 << 22
 LARGEST_SEARCHED: Final = 4096
-"""The finders try degrees and committees up to here; beyond, a sparse graph saves nobody anything."""
+"""Largest degree and committee that the search tries; beyond it, a sparse graph saves nothing."""
 LEAST_COMMITTEE: Final = 3
 LARGEST_WHOLE_COMMITTEE: Final = 128
-"""Up to this population everyone is on the committee, which costs little and leaves nothing to chance."""
+"""Up to this population every client is on the committee, which costs little and rules out bad draws."""
 
 
 # --- What a session withstands ----------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ LARGEST_WHOLE_COMMITTEE: Final = 128
 class Assumptions:
     """Faults that a session is planned to withstand.
 
-    Over the choice of one graph, privacy fails with probability 2^-privacy_bits at most. With no more than ``dropped``
-    dropouts, none of them on purpose, somebody lacks surviving neighbours with probability 2^-correctness_bits at most,
-    and the certificate lacks members of the committee likewise.
+    For one drawn graph, privacy fails with probability at most 2^-privacy_bits. With at most ``dropped`` dropouts, all
+    by accident, some client lacks surviving neighbours with probability at most 2^-correctness_bits; the same bound
+    holds for too few signatures of the committee.
     """
 
     population: int
@@ -87,19 +87,19 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """The degree and threshold of a sparse graph, and what they assume of corrupted neighbours."""
+    """Degree and threshold of a sparse graph, and the bounds on corrupted clients that they assume."""
 
     degree: int
     threshold: int
     corrupted: int
     """Bound on the corrupted neighbours of every client."""
     window: int
-    """Bound on the corrupted clients that two disjoint half-windows can both have."""
+    """Of any two disjoint half-windows, one has at most this many corrupted clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committee:
-    """Numbers of clients that are asked to certify the survivors, that must, and that may be corrupted."""
+    """Numbers of clients that are asked to certify the survivors, that must sign, and that may be corrupted."""
 
     size: int
     quorum: int
@@ -107,39 +107,39 @@ class Committee:
 
 
 def find_neighbourhood(assumptions: Assumptions, mode: SecurityMode) -> Neighbourhood:
-    """Return the sparse graph of the least degree that meets the assumptions in a mode.
+    """Return the sparse graph of the smallest degree that meets the assumptions in a mode.
 
     Implements: [BBG+20], with a union bound over the actual neighbours (n - 1, not n) and, in ``active`` mode, this
-        library's own rule.
+        library's own threshold rule.
     """
     population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
     privacy, correctness = assumptions.privacy_bits, assumptions.correctness_bits
-    obstacle = "no even degree is smaller than the population: use a full graph, or invite 3 clients"
+    obstacle = "no even degree is below the population: use a full graph, or invite at least 3 clients"
     for degree in range(LEAST_DEGREE, min(population, LARGEST_SEARCHED + 1), 2):
         if not stays_connected(population, corrupted + dropped, degree, privacy):
-            obstacle = "honest survivors could be cut off: invite more, or assume fewer corrupted or fewer dropped ones"
+            obstacle = "honest survivors could be cut off: invite more, or assume fewer corrupted or dropped clients"
             continue
         bound = corrupted_neighbours(population, corrupted, degree, privacy)
         window = corrupted_in_window(population, corrupted, degree, privacy)
         threshold = threshold_in(mode, degree, bound, window)
         if threshold > degree:
-            obstacle = "corrupted neighbours are too many: assume fewer corrupted clients, or fewer privacy_bits"
+            obstacle = "a client could have too many corrupted neighbours: lower corrupted or privacy_bits"
             continue
         too_few = log_tail(degree - threshold + 1, population - 1, dropped, degree)
         if too_few + log(population) > -correctness * LN2:
-            obstacle = "too few neighbours survive: invite more, or assume fewer dropped or fewer corrupted ones"
+            obstacle = "too few neighbours would survive: invite more, or assume fewer dropped or corrupted clients"
             continue
         return Neighbourhood(degree, threshold, bound, window)
     raise InvalidParameters(
-        f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} withstands "
-        f"{corrupted} corrupted and {dropped} dropped ones in {mode} mode; at the end, {obstacle}"
+        f"no sparse graph of {population} clients and degree up to {min(population - 1, LARGEST_SEARCHED)} tolerates "
+        f"{corrupted} corrupted and {dropped} dropped clients in {mode} mode; at the last degree, {obstacle}"
     )
 
 
 def find_committee(assumptions: Assumptions) -> Committee:
-    """Return the smallest committee whose certificates cannot contradict each other; in a small population, everyone.
+    """Return the smallest committee whose certificates cannot contradict each other; all clients of a small session.
 
-    Two certificates of tau signatures share an honest signer if 2 tau > q + c, where c of the q are corrupted.
+    Two certificates of tau signatures share an honest signer if 2 tau > q + c, where c of the q members are corrupted.
     """
     population, corrupted, dropped = assumptions.population, assumptions.corrupted, assumptions.dropped
     smallest = population if population <= LARGEST_WHOLE_COMMITTEE else LEAST_COMMITTEE
@@ -152,8 +152,8 @@ def find_committee(assumptions: Assumptions) -> Committee:
         if too_few <= -assumptions.correctness_bits * LN2:
             return Committee(size, quorum, bound)
     raise InvalidParameters(
-        f"of {population} clients with {corrupted} corrupted, {(population + corrupted) // 2 + 1} have to certify the "
-        f"survivors, which {dropped} dropped ones prevent; assume fewer corrupted or fewer dropped clients"
+        f"with {corrupted} corrupted of {population} clients, {(population + corrupted) // 2 + 1} must certify the "
+        f"survivors, but {dropped} may drop out; assume fewer corrupted or dropped clients"
     )
 
 
@@ -162,9 +162,9 @@ def find_committee(assumptions: Assumptions) -> Committee:
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """A configuration, what it was planned to withstand, and the server's share in the graph seed that it commits to.
+    """A configuration, the faults it tolerates, and the server's contribution to the graph seed (``opening``).
 
-    The opening stays with the server until the roster is fixed.
+    The configuration commits to the opening, which the server keeps secret until the roster is fixed.
     """
 
     configuration: Annotated[SessionConfiguration, encoded(SessionConfiguration, _MAXIMUM_OFFER_BYTES)]
@@ -183,24 +183,24 @@ def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
     *,
     standing: Standing = NO_STANDING,
 ) -> SessionPlan:
-    """Choose parameters that are safe, and that survive the dropouts they are planned for.
+    """Choose parameters that are safe and tolerate the given dropouts.
 
     Args:
-        population: how many clients are invited.
-        coins: for the nonce and the server's share in the graph seed.
-        authority: the public key of who certifies clients; for active mode.
-        standing: what it had revoked at the head of its roster.
+        population: number of invited clients.
+        coins: for the nonce and the server's contribution to the graph seed.
+        authority: public key of the authority that certifies clients; only in active mode.
+        standing: the authority's revocations, from the head of its roster.
 
     Raises:
-        InvalidParameters: no such session is safe; the message says what to relax.
+        InvalidParameters: no safe session exists; the message says what to relax.
     """
     mode, corrupted, dropped, late = settings.mode, settings.corrupted, settings.dropped, settings.late
     for name, value in (("population", population), ("corrupted", corrupted), ("dropped", dropped), ("late", late)):
         require_number(name, value, 0, MAXIMUM_POPULATION)
     if population > subject.capacity:
         raise InvalidParameters(
-            f"{population} clients are more than the codec's capacity of {subject.capacity}; take a wider ring, or "
-            "invite fewer"
+            f"{population} clients exceed the codec's capacity of {subject.capacity}; use a wider ring, or "
+            "invite fewer clients"
         )
     bits = settings.least_bits
     require_number(f"privacy_bits in {mode} mode", bits, least_privacy_bits(mode), MAXIMUM_BITS)
@@ -209,8 +209,8 @@ def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
     minimum_cohort = stay if settings.minimum_cohort is None else settings.minimum_cohort
     if minimum_cohort > stay:
         raise InvalidParameters(
-            f"minimum_cohort is {minimum_cohort}, and of {population} clients {late} late and {dropped} dropped ones "
-            f"leave {least - dropped}; lower it, or plan for fewer"
+            f"minimum_cohort is {minimum_cohort}, but {late} late and {dropped} dropped of {population} clients leave "
+            f"only {least - dropped}; lower it, or plan for fewer of them"
         )
     try:
         degree, threshold, committee_size, quorum = graph_parameters(
@@ -253,21 +253,21 @@ def plan_session(  # noqa: PLR0913 -- what a server chooses and is given
 def graph_parameters(
     topology: Topology, mode: SecurityMode, assumptions: Assumptions, invited: int, *, is_early: bool = False
 ) -> tuple[int, int, int, int]:
-    """Return degree, threshold, committee size and quorum, of a graph that tolerates the dropouts in every round.
+    """Return degree, threshold, committee size and quorum of a graph that tolerates dropouts in any round.
 
-    Clients that leave before the graph is drawn make it smaller, and those that leave later make holes in it. With some
-    five clients no graph withstands both; it then withstands the later ones, unless the others are asked for with
-    ``is_early``.
+    Clients that leave before the graph is drawn make it smaller; clients that leave later leave holes in it. For about
+    five clients no graph tolerates both. It then tolerates the later dropouts, unless ``is_early`` asks for the earlier
+    ones too.
 
     Raises:
-        InvalidParameters: no graph withstands these assumptions.
+        InvalidParameters: no graph tolerates these faults.
     """
     choose = _sparse if topology is Topology.SPARSE else _full
     chosen, fewest = choose(mode, assumptions, invited), assumptions.population - assumptions.dropped
     try:
         _require_fewer(topology, mode, chosen, assumptions, fewest)
     except InvalidParameters:
-        # Planned for as many as are there at worst, it has room for all.
+        # A graph planned for the smallest population also fits the full one.
         with suppress(InvalidParameters):
             smaller = replace(assumptions, population=fewest, corrupted=min(assumptions.corrupted, fewest - 1))
             chosen_again = choose(mode, smaller, invited)
@@ -285,7 +285,7 @@ def _require_fewer(
     assumptions: Assumptions,
     population: int,
 ) -> None:
-    """Refuse parameters that do not protect the clients that are left when all dropouts come before the graph."""
+    """Refuse parameters that do not protect the remaining clients when all dropouts precede the graph."""
     degree, threshold, size, quorum = chosen
     degree = population - 1 if topology is Topology.FULL else degree
     corrupted, bits = min(assumptions.corrupted, population - 1), assumptions.privacy_bits
@@ -296,9 +296,9 @@ def _require_fewer(
         < least_threshold(topology, mode, population=population, degree=degree, corrupted=corrupted, privacy_bits=bits)
     ):
         raise InvalidParameters(
-            f"of {assumptions.population} clients {assumptions.dropped} may leave before the graph is drawn, and "
-            f"{population} cannot have {degree} neighbours each of whom {threshold} recover a secret; plan for fewer "
-            "dropouts, use a full graph, or invite more"
+            f"{assumptions.dropped} of {assumptions.population} clients may leave before the graph is drawn, and "
+            f"{population} are too few for {degree} neighbours each and a threshold of {threshold}; plan for fewer "
+            "dropouts, use a full graph, or invite more clients"
         )
     if mode is SecurityMode.ACTIVE:
         require_committee(population, corrupted, size or population, quorum, bits)
@@ -311,7 +311,7 @@ def _sparse(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple
     committee = find_committee(assumptions)
     if committee.size < assumptions.population:
         return neighbourhood.degree, neighbourhood.threshold, committee.size, committee.quorum
-    # Everyone is on the committee; more members need a larger quorum, so the other end is planned for.
+    # Everyone is on the committee. More members need a larger quorum, so plan for all that are invited.
     return neighbourhood.degree, neighbourhood.threshold, 0, (invited + assumptions.corrupted) // 2 + 1
 
 
@@ -320,14 +320,14 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
     if mode is SecurityMode.ACTIVE:
         threshold = (invited + corrupted) // 2 + 1
     else:
-        # corrupted + 1 protects; half of the clients protects more, where that many holders are sure to stay.
+        # corrupted + 1 suffices; half of the clients protects more, if that many holders are sure to stay.
         threshold = max(corrupted + 1, min(invited // 2 + 1, holders))
     threshold = max(LEAST_THRESHOLD, threshold)
     if threshold > holders:
         raise InvalidParameters(
-            f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, has a threshold of "
+            f"a full graph of {invited} clients, {assumptions.corrupted} of them corrupted, needs a threshold of "
             f"{threshold}, but after late and dropped clients only {holders} share holders remain; plan for fewer, or "
-            "invite more"
+            "invite more clients"
         )
     return 0, threshold, 0, threshold if mode is SecurityMode.ACTIVE else 0
 
@@ -337,30 +337,30 @@ def _full(mode: SecurityMode, assumptions: Assumptions, invited: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseOptions(BudgetedNoise, ProtocolOptions):
-    """Plan of a session."""
+    """Options of a pairwise session, from which the server plans it."""
 
     protocol: ClassVar = "pairwise"
     mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.ACTIVE
-    topology: Annotated[Topology, option("who masks with whom; full where few clients need it")] = Topology.SPARSE
-    population: Annotated[int | None, option("number of invited clients, where nobody names them")] = None
+    topology: Annotated[Topology, option("graph of the pairwise masks; full if too few clients")] = Topology.SPARSE
+    population: Annotated[int | None, option("number of invited clients, if they are not named")] = None
     corrupted: Annotated[int, option("clients that may collude with the server, counted absolutely")] = 0
     dropped: Annotated[int, option("clients that may drop out, in any round")] = 0
     late: Annotated[int, option("clients that may fail to advertise at all, in addition")] = 0
-    privacy_bits: Annotated[int | None, option("a drawn graph betrays a client with chance 2^-n")] = None
-    """By default the least of the mode."""
-    correctness_bits: Annotated[int, option("a sum fails by chance with 2^-n")] = CORRECTNESS_BITS
+    privacy_bits: Annotated[int | None, option("a drawn graph exposes a client with probability 2^-n")] = None
+    """By default the minimum of the mode."""
+    correctness_bits: Annotated[int, option("a sum fails by chance with probability 2^-n")] = CORRECTNESS_BITS
     check_words: Annotated[int, option("check words of a segment")] = LEAST_CHECK_WORDS
     attempt: Annotated[int, option("number of the attempt of a round")] = 0
 
     def plan(
         self, subject: Subject, population: int, authority: bytes, coins: Coins, standing: Standing = NO_STANDING
     ) -> SessionPlan:
-        """Plan a session with the graph that few clients need."""
+        """Plan a session; a small one falls back to a full graph."""
         topology = self._topology_for(self.assumed(population), population)
         return plan_session(subject, replace(self, topology=topology), population, coins, authority, standing=standing)
 
     def takes(self, population: int) -> bool:
-        """Whether a graph of ``population`` clients withstands the corrupted and the dropped ones."""
+        """Whether a session of ``population`` clients tolerates the corrupted, late and dropped ones."""
         stay = population - self.late - self.dropped
         if self.minimum_cohort is not None and self.minimum_cohort > max(LEAST_COHORT, stay):
             return False
@@ -372,9 +372,9 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return True
 
     def most_dropped(self, population: int) -> int | None:
-        """Return how many clients may drop out in any round, none of them late; None if there is no session at all.
+        """Return how many clients may drop out in any round if none is late; None if no session is possible.
 
-        The cohort is what they leave, whatever ``minimum_cohort`` says.
+        Ignores ``minimum_cohort``: the cohort is whatever these dropouts leave.
         """
         fails = bisect_left(
             range(population - 1),
@@ -384,14 +384,14 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
         return fails - 1 if fails else None
 
     def stands(self, population: int) -> str:
-        """Say how many dropouts a session of ``population`` clients tolerates."""
+        """Return a sentence on how many dropouts a session of ``population`` clients tolerates."""
         most, whom = self.most_dropped(population), f"{population} clients with {self.corrupted} corrupted"
         if most is None:
-            return f"{whom} have no session in {self.mode} mode"
+            return f"{whom} cannot run a session in {self.mode} mode"
         return f"{whom} tolerate at most {most} dropout{'s' * (most != 1)} in {self.mode} mode"
 
     def _topology_for(self, assumed: Assumptions, population: int) -> Topology:
-        """Return the graph that is asked for; few clients have a full one if no sparse one tolerates the dropouts."""
+        """Return the requested graph, or a full one if few clients have no sparse graph that tolerates the dropouts."""
         if self.topology is Topology.SPARSE and population <= LARGEST_WHOLE_COMMITTEE:
             try:
                 graph_parameters(Topology.SPARSE, self.mode, assumed, population, is_early=True)
@@ -403,11 +403,11 @@ class PairwiseOptions(BudgetedNoise, ProtocolOptions):
 
     @property
     def least_bits(self) -> int:
-        """``privacy_bits``, or what the mode asks for at least."""
+        """``privacy_bits``, or the minimum of the mode."""
         return least_privacy_bits(self.mode) if self.privacy_bits is None else self.privacy_bits
 
     def assumed(self, population: int) -> Assumptions:
-        """Return what the graph must withstand: the fewer clients, the larger the share of corrupted neighbours."""
+        """Return the faults that the graph must tolerate; corrupted clients weigh more in a smaller population."""
         return Assumptions(
             population=population - self.late,
             corrupted=min(self.corrupted, population - self.late - 1),

@@ -1,8 +1,8 @@
-"""The end of a session: what its transcript reveals, the recovery of secrets, and the release of one sum.
+"""The end of a session: what its transcript reveals, how secrets are recovered, and the release of one sum.
 
-A recovered secret is compared with what its owner published before. Only if they differ are the shares examined: first
-those that do not fit their commitment (active mode), then by their code. A holder that was wrong once is asked last
-afterwards, so that a liar costs one search and not one for each client whose shares it holds.
+A recovered secret is compared with what its owner published. Shares are examined only on a mismatch: first against
+their commitments (active mode), then by error correction. A holder that was wrong once is used last from then on, so a
+liar costs one search rather than one for each client whose shares it holds.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ from .suites import MaskKeys, SharedSecret, commit_to_self_mask, key_suite
 class Transcript:
     """Uploads with their masks, and the masks that an observer can compute.
 
-    Join two clients if an unknown pairwise mask stands in both of their uploads. Over a connected component these masks
-    cancel, and over no part of it; it is open if no other unknown mask stands in it. The observer learns the sum over
-    each open component and nothing else (``proofs/coq/masks.v``), for masks that are uniform and independent.
+    Connect two clients if both uploads contain the same unknown pairwise mask. These masks cancel over a connected
+    component, and over no part of it. A component is open if it contains no other unknown mask. If masks are uniform
+    and independent, the observer learns the sum over each open component and nothing else (``proofs/coq/masks.v``).
 
-    A secret counts as known as soon as ``threshold`` of its shares were seen, those of corrupted holders included.
+    A secret counts as known once ``threshold`` of its shares were seen, including those of corrupted holders.
     """
 
     masked_with: Mapping[ClientId, frozenset[ClientId]]
-    """For each contributor the peers with whom it added a pairwise mask: its neighbours in its view of the sharers.
-    A client whose upload arrived and was not used is a contributor too."""
+    """The peers with which each contributor added a pairwise mask: its neighbours in its view of the sharers. An upload
+    that arrived but was not used counts as well."""
     self_mask_seeds: frozenset[ClientId] = frozenset()
-    """The clients whose self-mask seed the observer knows."""
+    """Clients whose self-mask seed the observer knows."""
     mask_roots: frozenset[ClientId] = frozenset()
-    """The clients whose mask root it knows, and with it all of their pairwise masks."""
+    """Clients whose mask root the observer knows, and therefore all of their pairwise masks."""
     edge_seeds: frozenset[frozenset[ClientId]] = frozenset()
-    """The pairs of clients whose one pairwise mask it knows otherwise."""
+    """Pairs of clients whose pairwise mask the observer knows in another way."""
     corrupted: frozenset[ClientId] = frozenset()
-    """The clients whose secrets it all knows."""
+    """Clients whose secrets the observer knows."""
 
     def __post_init__(self) -> None:
         for client, peers in self.masked_with.items():
             if client in peers:
-                raise Misuse(f"{client} masks with itself; a mask that cancels in one upload hides nothing")
+                raise Misuse(f"{client} is among its own peers; a mask that cancels within one upload hides nothing")
         if any(len(edge) != 2 for edge in self.edge_seeds):  # noqa: PLR2004 -- an edge has two ends
-            raise Misuse("an edge is a frozenset of two clients")
+            raise Misuse("an edge must be a frozenset of two clients")
 
 
 def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
     """Return the smallest sets of honest contributors whose sums the transcript reveals.
 
-    They are disjoint. The sum over a set of honest contributors is revealed exactly if the set is a union of them, so
+    The sets are disjoint. The sum over a set of honest contributors is revealed exactly if it is a union of them, so
     the smallest revealed sum is over the smallest of them.
 
-    Claim PM-2: these sums are revealed, and nothing else of the uploads.
+    Claim PM-2: the transcript reveals these sums, and nothing else about the uploads.
     """
     honest = {client.value: client for client in transcript.masked_with if client not in transcript.corrupted}
     added = {value: _unknown_peers(transcript, honest[value]) for value in sorted(honest)}
@@ -84,7 +84,7 @@ def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
         if peers == added_by[value]:
             joined[value] = peers
             continue
-        # A mask that only one end added is, to the other end, no mask at all; to its own it is a self mask.
+        # If only one end added a mask, it does not appear at the other end; at its own end it acts as a self mask.
         mutual = set(peers).intersection(added_by[value])
         joined[value] = sorted(mutual)
         if len(mutual) < len(peers):
@@ -97,7 +97,7 @@ def revealed_sets(transcript: Transcript) -> frozenset[frozenset[ClientId]]:
 
 
 def _unknown_peers(transcript: Transcript, client: ClientId) -> list[int]:
-    """Return, ascending, the peers that share pairwise masks with the client that the observer does not know."""
+    """Return the peers whose pairwise masks with the client the observer does not know, ascending."""
     if client in transcript.mask_roots:
         return []
     unknown = transcript.masked_with[client] - transcript.mask_roots - transcript.corrupted
@@ -107,7 +107,7 @@ def _unknown_peers(transcript: Transcript, client: ClientId) -> list[int]:
 
 
 def _transposed(added: Mapping[int, list[int]]) -> dict[int, list[int]]:
-    """Return for each contributor who added a mask with it, ascending because the keys of ``added`` are."""
+    """Map each contributor to those that added a mask with it, ascending because the keys of ``added`` are."""
     added_by: dict[int, list[int]] = {value: [] for value in added}
     for value, peers in added.items():
         for peer in peers:
@@ -145,7 +145,7 @@ class _Shown:
 
 
 class Recovery:
-    """The recovery of one session; it holds references, and makes secrets one at a time."""
+    """Recovers the secrets of one session, one at a time."""
 
     def __init__(
         self,
@@ -155,21 +155,21 @@ class Recovery:
         complaints: Mapping[int, tuple[int, ...]],
         corrupted: int,
     ) -> None:
-        """Prepare to recover.
+        """Prepare the recovery.
 
         Args:
-            complaints: for each client that left, the neighbours whose seeds it could not use, as it says.
-            corrupted: how many clients the session assumes to lie.
+            complaints: for each client that left, the neighbours whose seeds it claims to be unusable.
+            corrupted: number of clients that the session assumes to lie.
         """
         self._settled, self._roster = settled, settled.roster
         self._relayed, self._answers, self._complaints = relayed, answers, complaints
         self._suite = key_suite(settled.configuration.suite)
         self._enough = max(corrupted, 1) + 1
         self._wrong = dict[int, set[int]]()
-        """Dealers whose shares were wrong, for each holder that showed one."""
+        """Dealers whose shares were wrong, by the holder that showed them."""
         self._examined = Counter[int]()
         self._bad_edges = dict[int, set[int]]()
-        """Other ends of wrong edges, for each client."""
+        """Receivers of wrong edge seeds, by sender."""
         self._false_complaints = set[int]()
         self._faults = list[PeerError]()
 
@@ -180,17 +180,17 @@ class Recovery:
 
     @property
     def mask_count(self) -> int:
-        """Number of masks that are left in the sum of the uploads."""
+        """Number of masks left in the sum of the uploads."""
         edges = (len(self._masked_with(dropped)) for dropped in self._dropped())
         return len(self._settled.contributors) + sum(edges)
 
     def keys(self) -> Iterator[SignedKey]:
-        """Recover the key of every mask that is left, one after another; the caller wipes each.
+        """Recover the key of each mask that is left, one after another; the caller wipes each.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the reconstruction.
         Raises:
-            ThresholdNotMet: too few shares of a secret that is needed were revealed.
-            PeerMisbehaved: wrong shares or seeds prevent a recovery; ``culprits`` names those that the evidence names.
+            ThresholdNotMet: too few shares of a required secret were revealed.
+            PeerMisbehaved: wrong shares or seeds prevent a recovery; the evidence determines ``culprits``.
         """
         roster = self._roster
         for position in self._settled.contributors:
@@ -217,7 +217,7 @@ class Recovery:
             keys.pair.wipe()
 
     def _check_edges(self, dropped: int, keys: MaskKeys) -> None:
-        """Compare every seed that a dropped client committed to with its root, and judge what it complained of."""
+        """Check a dropped client's seeds: those that it committed to, and those that it complained about."""
         accused = self._complaints.get(dropped, ())
         for neighbour in self._roster.graph.neighbours(dropped):
             is_sent = self._roster.graph.sends_edge_seed(dropped, neighbour)
@@ -233,22 +233,20 @@ class Recovery:
                     self._false_complaints.add(dropped)
 
     def _edge_seed(self, dropped: int, contributor: int, keys: MaskKeys) -> Secret:
-        """Return the seed of an edge: what the dropped end's root gives, or what the other end shows."""
+        """Return the seed of an edge, from the dropped end's root or else as the other end reveals it."""
         try:
             return self._seed_by_root(dropped, contributor, keys)
         except PeerError as error:
             clients = self._roster.clients
             is_sent = self._roster.graph.sends_edge_seed(dropped, contributor)
             sender, receiver = (dropped, contributor) if is_sent else (contributor, dropped)
-            # The contributor masked with the seed that it shows, if it shows the one that was committed to.
+            # If the contributor reveals the seed that was committed to, it masked with that one.
             self._bad_edges.setdefault(sender, set()).add(receiver)
             seed = self._answers[contributor].edge_seed_with(dropped) if contributor in self._answers else None
             edge = self._relayed[sender].entry_to(receiver).edge
             ends = (clients[sender], clients[receiver])
             if seed is None or not self._suite.check_revealed_seed(seed, *ends, self._roster.context, edge):
-                sentence = (
-                    f"the seed of the edge from {ends[0]} to {ends[1]} is not the one that {ends[0]} committed to"
-                )
+                sentence = f"the seed of the edge from {ends[0]} to {ends[1]} does not match {ends[0]}'s commitment"
                 raise _fault(sentence, self._settled.said_by(sender)) from error
             return seed
 
@@ -263,7 +261,7 @@ class Recovery:
     # --- Shares -------------------------------------------------------------------------------------------------------
 
     def _recover(self, dealer: int) -> Secret:
-        """Recover the one secret of a client that its part in the session calls for."""
+        """Recover a client's self-mask seed if it contributed, and its mask root if it dropped out."""
         secret = revealed_secret(dealer, self._settled.contributors)
         threshold, shown = self._settled.configuration.threshold, list[_Shown]()
         for point, holder in enumerate(self._roster.graph.neighbours(dealer), 1):
@@ -292,7 +290,7 @@ class Recovery:
     def _examine_suspects(
         self, dealer: int, secret: SharedSecret, trusted: list[_Shown], shown: Sequence[_Shown]
     ) -> None:
-        """See whether those who were wrong before are wrong again; a few times each, for the sake of blame alone."""
+        """Check whether holders that were wrong before are wrong again, a few times each; only needed for blame."""
         holders = {item.holder for item in trusted}
         for item in shown:
             wrong = self._wrong.get(item.holder)
@@ -307,11 +305,11 @@ class Recovery:
                 wrong.add(dealer)
 
     def _recover_despite_liars(self, dealer: int, secret: SharedSecret, shown: Sequence[_Shown]) -> Secret:
-        """Find out whose shares are wrong, and recover the secret from the others if they are enough."""
+        """Find the wrong shares, and recover the secret from the others if they suffice."""
         threshold = self._settled.configuration.threshold
         liars, dealt = set[int](), frozenset[Party]()
         if self._settled.is_active:
-            # The remaining shares are as they were dealt, so their faults are their dealer's.
+            # The remaining shares are as dealt, so the dealer is to blame for their faults.
             dealt = self._settled.said_by(dealer)
             liars = {item.holder for item in shown if not self._fits(dealer, secret, item)}
             shown = [item for item in shown if item.holder not in liars]
@@ -356,7 +354,7 @@ class Recovery:
     # --- Blame --------------------------------------------------------------------------------------------------------
 
     def _judge_shares(self) -> Iterator[PeerMisbehaved]:
-        """Name who showed or dealt the wrong shares that no commitment tells apart."""
+        """Name the clients that showed or dealt wrong shares, where no commitment decides which."""
         if self._settled.is_active:
             return
         recurring = {holder for holder, dealers in self._wrong.items() if len(dealers) >= self._enough}
@@ -370,7 +368,7 @@ class Recovery:
         for dealer, holders in sorted(left.items()):
             if dealer not in dealing:
                 client = self._roster.clients[dealer]
-                yield self._unsigned_shares(f"{client} dealt wrong shares, or others showed such", {dealer, *holders})
+                yield self._unsigned_shares(f"{client} dealt wrong shares, or others showed them", {dealer, *holders})
 
     def _unsigned_shares(self, sentence: str, positions: set[int]) -> PeerMisbehaved:
         return _fault(sentence, self._settled.said_by(*positions))
@@ -379,21 +377,21 @@ class Recovery:
         for sender, receivers in sorted(self._bad_edges.items()):
             yield _fault(
                 f"{self._roster.clients[sender]} sealed unusable seeds to {len(receivers)} of its neighbours, or "
-                "committed to others than its root gives",
+                "committed to seeds that its root does not give",
                 self._settled.said_by(sender),
             )
         for position in sorted(self._false_complaints):
-            sentence = f"{self._roster.clients[position]} complained of a seed that it could use"
+            sentence = f"{self._roster.clients[position]} complained about a usable seed"
             yield _fault(sentence, self._settled.said_by(position), Reason.EDGE_UNUSABLE)
 
     def _wrong_shares(self, dealer: int, secret: SharedSecret, culprits: frozenset[Party]) -> PeerMisbehaved:
         client = self._roster.clients[dealer]
-        return _fault(f"shares of the {secret.value.decode()} of {client} do not give what it committed to", culprits)
+        return _fault(f"shares of the {secret.value.decode()} of {client} do not match its commitment", culprits)
 
     # --- Who ----------------------------------------------------------------------------------------------------------
 
     def _dropped(self) -> Iterator[int]:
-        """Yield those that shared keys and did not contribute, and whose masks some contributor has added."""
+        """Yield the sharers that did not contribute, and whose masks some contributor has added."""
         for position in self._settled.sharers:
             if position not in self._settled.contributors and self._masked_with(position):
                 yield position
@@ -408,7 +406,7 @@ def _fault(sentence: str, culprits: Iterable[Party], reason: Reason = Reason.COM
 
 
 def _combine(shown: Sequence[_Shown], threshold: int, secret: SharedSecret) -> Secret:
-    # In the order of their points, so that few sets of weights serve a whole session.
+    # Sorted by point, so that a session needs few sets of weights.
     shares = sorted((item.share for item in shown), key=lambda share: share.point)
     weights = _weights(tuple(share.point for share in shares), threshold)
     return weights.combine(shares, kind=secret.value.decode())
@@ -424,12 +422,12 @@ def _weights(points: tuple[int, ...], threshold: int) -> LagrangeWeights:
 
 
 MASKS_PER_STEP: Final = 1024
-"""Masks removed between two calls of the progress callback; their keys are in memory together."""
+"""Number of masks removed between two progress callbacks; their keys are in memory at the same time."""
 _LOG = logging.getLogger(__name__)
 
 
 def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
-    """Return and log the sets of clients whose sums the transcript reveals; each is a cohort (``require_cohort``)."""
+    """Return and log the sets of clients whose sums the transcript reveals, each of them a cohort."""
     clients, neighbours_of = settled.roster.clients, settled.roster.graph.neighbours
     sharers, contributors = settled.sharers, settled.contributors
     masked_with = {
@@ -446,12 +444,12 @@ def count_revealed_sets(settled: Settled) -> frozenset[frozenset[ClientId]]:
 
 
 def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
-    """Return a sum from which every mask was removed, if it agrees with its check words and with who contributed."""
+    """Return a fully unmasked sum, if it matches its check words and the number of contributors."""
     total.check(settled.roster.context)
     contributors = len(settled.contributors)
     if total.count != contributors:
         raise PeerMisbehaved(
-            f"{contributors} contributors counted as {total.count}, and each counts once",
+            f"{contributors} contributors were counted as {total.count}; each must count once",
             reason=Reason.INPUT_OUT_OF_RANGE,
             culprits=NOBODY,
         )
@@ -461,7 +459,7 @@ def release_sum(settled: Settled, total: MaskedVector) -> Aggregate:
 def remove_masks(
     total: MaskedVector, recovery: Recovery, progress: Callable[[int, int], None] | None, *, threads: int = 1
 ) -> None:
-    """Remove every mask that is left from the sum of the uploads, some at a time.
+    """Remove all remaining masks from the sum of the uploads, in batches.
 
     Implements: [BIK+17] Fig. 4, Round 4, server, the last equation.
     """

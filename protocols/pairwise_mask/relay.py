@@ -1,6 +1,6 @@
-"""The server's part of each of the five rounds; the files of the rounds hold the client's steps.
+"""The server's part of the five rounds: check the clients' messages, relay them, and keep the results.
 
-It checks the clients' messages, relays them, and keeps the results of each closed round.
+The files of the rounds contain the client's part.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _Signed = MaskedInput | Complaint | SurvivorSignature | UnmaskingShares
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Results of the closed rounds, from which later rounds start."""
+    """Results of the closed rounds, which later rounds start from."""
 
     published: PublishedRoster = field(repr=False)
     advertisers: tuple[VerifiedAdvertiser, ...] = field(repr=False)
@@ -98,10 +98,10 @@ class Settled:
         return self.configuration.is_active
 
     def position_of(self, client: ClientId) -> int:
-        """Return where a client stands in the roster.
+        """Return a client's position on the roster.
 
         Raises:
-            PeerMisbehaved: it did not advertise.
+            PeerMisbehaved: the client did not advertise.
         """
         position = self.roster.position_of(client)
         if position is None:
@@ -114,18 +114,18 @@ class Settled:
         return self.roster.set_of(self.position_of(client) for client in clients)
 
     def said_by(self, *positions: int) -> frozenset[Party]:
-        """Return who answers for what clients sent."""
+        """Return the parties that are responsible for what these clients sent."""
         clients, mode = self.roster.clients, self.configuration.mode
         return disputed(*(said_by(clients[position], mode) for position in positions))
 
     def verify(self, sender: int, message: _Signed, label: Label, parts: tuple[bytes, ...], *, act: str) -> None:
-        """Check for which session a message was made, and in active mode who signed it.
+        """Check that a message was made for this session, and in active mode that its sender signed it.
 
         Args:
-            act: what its sender did in another session, if it was made for one.
+            act: what the sender did in the other session, for the error message.
         Raises:
-            PeerMisbehaved: it was made for another session.
-            AuthenticationFailed: its sender did not sign these parts.
+            PeerMisbehaved: the message was made for another session.
+            AuthenticationFailed: the sender did not sign these parts.
         """
         self.require_own(sender, message, act)
         if self.is_active:
@@ -133,7 +133,7 @@ class Settled:
             certain(self.advertisers[sender].identity).verify(message.signature, label, *parts, culprits=culprits)
 
     def require_own(self, sender: int, message: _Signed, act: str) -> None:
-        """Refuse a message that was made for another session, before anything of it is hashed."""
+        """Refuse a message that was made for another session, before hashing any of it."""
         client = self.roster.clients[sender]
         sentence = f"{client} {act} another session"
         require_context(message.context, self.roster.context, sentence, unverified(client))
@@ -145,7 +145,7 @@ class Settled:
 def authenticate_advertisement(
     configuration: SessionConfiguration, message: KeyAdvertisement
 ) -> VerifiedIdentity | None:
-    """Refuse an advertisement for another attempt, or that its sender did not sign.
+    """Refuse an advertisement that is for another attempt, or that its sender did not sign.
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
@@ -161,10 +161,10 @@ def admit_advertisement(
     message: KeyAdvertisement,
     identity: VerifiedIdentity | None,
 ) -> VerifiedAdvertiser:
-    """Refuse keys that no honest client would have advertised, so that they never reach the others.
+    """Refuse keys that no honest client would advertise, before others receive them.
 
     Args:
-        owners: who advertised which key before.
+        owners: the client that advertised each earlier key.
 
     Implements: [BIK+17] Fig. 4, Round 0, server.
     """
@@ -172,7 +172,7 @@ def admit_advertisement(
     for key in message.public_keys:
         if other := owners.get(key):
             raise PeerMisbehaved(
-                f"{message.client} and {other} advertise one and the same key",
+                f"{message.client} and {other} advertise the same key",
                 reason=Reason.PUBLIC_KEY_REUSED,
                 culprits=said_by(message.client, configuration.mode) | said_by(other, configuration.mode),
             )
@@ -180,7 +180,7 @@ def admit_advertisement(
 
 
 class PublishedRoster:
-    """The roster as the server holds it: with every entry, and the tree over them."""
+    """The server's copy of the roster, with every entry and the tree over them."""
 
     def __init__(
         self, configuration: SessionConfiguration, opening: bytes, advertised: Mapping[ClientId, KeyAdvertisement]
@@ -191,9 +191,9 @@ class PublishedRoster:
         self.roster = roster_of(configuration, self._clients, self._tree.root, opening)
 
     def message_to(self, position: int) -> AdvertisedKeys:
-        """Return what the client at a position gets to see.
+        """Return the message for the client at a position.
 
-        Implements: [BIK+17] Fig. 4, Round 0, server, the broadcast; for a sparse graph each client's part of it.
+        Implements: [BIK+17] Fig. 4, Round 0, server, the broadcast; in a sparse graph, each client's part of it.
         """
         roster = self.roster
         neighbours = roster.graph.neighbours(position)
@@ -211,19 +211,19 @@ class PublishedRoster:
 
 
 class RelayedShares:
-    """One client's entries as the server keeps them, to relay and to recover from."""
+    """One client's entries, which the server keeps for relaying and for recovery."""
 
     __slots__ = ("_neighbours", "_roster", "_sender", "_starts", "_tree", "message")
 
     def __init__(
         self, roster: Roster, sender: int, message: EncryptedShares, identity: VerifiedIdentity | None
     ) -> None:
-        """Check the signature, and cut nothing apart yet.
+        """Check the signature; entries are split later.
 
         Implements: [BIK+17] Fig. 4, Round 1, server.
         Raises:
-            PeerMisbehaved: made for another session.
-            AuthenticationFailed: not signed by its sender.
+            PeerMisbehaved: the message was made for another session.
+            AuthenticationFailed: the sender did not sign it.
         """
         client = roster.clients[sender]
         sentence = f"{client} shared keys for another session"
@@ -264,7 +264,7 @@ class RelayedShares:
 
 
 def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> DeliveredShares:
-    """Collect what one client's neighbours sent to it.
+    """Collect what a client's neighbours sent to it.
 
     Implements: [BIK+17] Fig. 4, Round 1, server, the last step.
     """
@@ -275,7 +275,7 @@ def deliver_shares(settled: Settled, relayed: Mapping[int, RelayedShares], recei
 
 
 def relayed_root(settled: Settled, relayed: Mapping[int, RelayedShares], receiver: int) -> bytes:
-    """Return the ``delivered_root`` of a client that was delivered what its neighbours sent."""
+    """Return the ``delivered_root`` of a client that received what its neighbours sent."""
     roster, sharers = settled.roster, settled.sharers
     senders = (neighbour for neighbour in roster.graph.neighbours(receiver) if neighbour in sharers)
     return delivered_root(roster.clients[receiver], (relayed[sender].bytes_to(receiver) for sender in senders))
@@ -285,13 +285,13 @@ def relayed_root(settled: Settled, relayed: Mapping[int, RelayedShares], receive
 
 
 def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> bytes:
-    """Check who sent an upload, and for which session; whether its vector decodes is seen when it is added.
+    """Check the sender and the session of an upload; the vector is only decoded when it is added.
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
     Returns:
-        The digest of the vector, which the client signed in active mode: evidence of what it sent.
+        The digest of the vector. In active mode the client signed it, as evidence of what it sent.
     Raises:
-        AuthenticationFailed: its sender did not send this vector, or did not mask under the sharers of this session.
+        AuthenticationFailed: the sender did not send this vector, or masked under other sharers.
     """
     act = "masked its input for"
     settled.require_own(sender, message, act)
@@ -304,11 +304,11 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
 def check_complaint(
     settled: Settled, relayed: Mapping[int, RelayedShares], sender: int, message: Complaint
 ) -> tuple[int, ...]:
-    """Return the positions of those who are accused.
+    """Return the positions of the accused clients.
 
     Raises:
-        MalformedMessage: nobody is accused, or somebody who sent no seed to this client.
-        AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
+        MalformedMessage: the complaint accuses nobody, or a client that sent no seed to this one.
+        AuthenticationFailed: the sender did not sign it, or signed it for entries that were not delivered.
     """
     roster, act = settled.roster, "complains in"
     graph, neighbours = roster.graph, roster.graph.neighbours(sender)
@@ -317,7 +317,7 @@ def check_complaint(
         position in settled.sharers and graph.sends_edge_seed(position, sender) for position in accused
     )
     if not accused or not sent:
-        raise MalformedMessage("a complaint is about nobody who sent a seed", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("a complaint names no client, or one that sent no seed", reason=Reason.NOT_CANONICAL)
     settled.require_own(sender, message, act)
     if settled.is_active:
         delivered = relayed_root(settled, relayed, sender)
@@ -327,11 +327,11 @@ def check_complaint(
 
 
 def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: int, corrupted: int) -> PeerMisbehaved:
-    """Return what the server records of a complaint: one of two lies, until too many name the same one.
+    """Return the fault that a complaint records: either end may be lying, until too many complaints name the same one.
 
     Args:
-        complaints: of every client that complained, with this one.
-        corrupted: how many clients the session assumes to lie; more of them cannot accuse one honest client.
+        complaints: of every client that complained, including this one.
+        corrupted: number of clients that the session assumes to lie; only more than these convict a client.
     """
     clients, accused = settled.roster.clients, complaints[sender]
     accusers = {position: sum(position in others for others in complaints.values()) for position in accused}
@@ -341,7 +341,7 @@ def faults_of(settled: Settled, complaints: dict[int, tuple[int, ...]], sender: 
         culprits |= settled.said_by(sender)
     names = ", ".join(str(clients[position]) for position in accused)
     return PeerMisbehaved(
-        f"{clients[sender]} leaves: it cannot use the seeds of its edges with {names}; one of the two ends lies",
+        f"{clients[sender]} leaves: it cannot use the seeds of its edges with {names}; one end of each edge lies",
         reason=Reason.EDGE_UNUSABLE,
         culprits=culprits,
     )
@@ -364,7 +364,7 @@ def check_survivor_signature(settled: Settled, sender: int, message: SurvivorSig
 
 
 def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes]) -> tuple[Endorsement, ...]:
-    """Return a certificate: as many of the committee's signatures as it takes, with what verifies them."""
+    """Return a certificate: a quorum of the committee's signatures, with the values needed to verify them."""
     quorum, endorsements = published.roster.configuration.quorum, list[Endorsement]()
     for position, signature in sorted(signatures.items())[:quorum]:
         credential = certain(published.advertisements[position].credential)
@@ -382,7 +382,7 @@ def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes])
 def request_unmasking(
     settled: Settled, views: Mapping[ClientId, bytes], endorsements: tuple[Endorsement, ...], position: int
 ) -> UnmaskingRequest:
-    """Return the request to one contributor, with the signed views of its neighbours in active mode.
+    """Return the request to one contributor; in active mode with the signed views of its neighbours.
 
     Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
     """
@@ -397,17 +397,17 @@ def request_unmasking(
 
 
 class RevealedShares:
-    """One contributor's answer, as the server keeps it."""
+    """One contributor's answer, as the server stores it."""
 
     __slots__ = ("_answered", "_message", "_roster", "sender")
 
     def __init__(self, settled: Settled, relayed: Mapping[int, RelayedShares], sender: int, message: bytes) -> None:
-        """Decode an answer, and check its signature; what costs more than reading it comes last.
+        """Decode an answer, then check its signature, which costs more.
 
         Implements: [BIK+17] Fig. 4, Round 4, server, the collection.
         Raises:
-            AuthenticationFailed: not signed by its sender, or about other entries than were delivered.
-            MalformedMessage: it does not decode.
+            AuthenticationFailed: the sender did not sign it, or signed it for entries that were not delivered.
+            MalformedMessage: the answer cannot be decoded.
         """
         roster = settled.roster
         self._roster, self.sender = roster, sender
@@ -426,7 +426,7 @@ class RevealedShares:
             check_value(1, memoryview(self._message.shares)[start : start + ELEMENT_BYTES], culprits=culprits)
 
     def share_of(self, dealer: int) -> tuple[Secret, bytes] | None:
-        """Return the share of a neighbour's secret and the digest of the other, if this client holds it."""
+        """Return the share of a neighbour's secret, and the digest of the other share, if this client holds them."""
         place = bisect_left(self._answered.neighbours, dealer)
         if place not in self._message.held:
             return None
@@ -436,6 +436,6 @@ class RevealedShares:
         return Secret("share", shown[:ELEMENT_BYTES]), shown[ELEMENT_BYTES:]
 
     def edge_seed_with(self, dropped: int) -> Secret:
-        """Return the seed of this client's edge with a neighbour that dropped out; in the hybrid suite alone."""
+        """Return the seed of this client's edge with a dropped neighbour; only in the hybrid suite."""
         place = self._answered.edges.index(dropped)
         return Secret("pairwise_seed", self._message.edge_seeds[place * KEY_BYTES : (place + 1) * KEY_BYTES])

@@ -1,4 +1,4 @@
-"""Round 0, advertise keys: every client publishes two public keys; every client learns its neighbours' and the context.
+"""Round 0, advertise keys: each client publishes two public keys and receives its neighbours' keys and the context.
 
 [BIK+17] Fig. 4, Round 0. Client to server: ``KeyAdvertisement``. Server to each client: ``AdvertisedKeys``.
 """
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Proof that an advertisement is a certified client's own: its identity key, the grant for it, its signature."""
+    """Proof that a certified client sent an advertisement: its identity key, certificate and signature."""
 
     identity_key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
     certificate: Annotated[bytes, fixed(GRANT_BYTES)]
@@ -89,20 +89,20 @@ class KeyAdvertisement(MessageIn[SessionConfiguration]):
 
     @property
     def public_keys(self) -> tuple[bytes, ...]:
-        """Every key that it names; each is one client's alone."""
+        """All keys in the advertisement; no two clients may share one."""
         keys = self.channel_key, self.mask_key
         return keys if self.credential is None else (*keys, self.credential.identity_key)
 
     @property
     def entry(self) -> bytes:
-        """The advertisement's entry in the roster; the commitment serves the server alone unless it is signed."""
+        """The advertisement's entry in the roster; contains the commitment only if it is signed."""
         keys = self.channel_key + self.mask_key
         return keys if self.credential is None else keys + self.self_mask_commitment + self.credential.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAdvertiser:
-    """A client whose advertisement was checked; only ``verify_keys`` makes one."""
+    """A client with a verified advertisement; only ``verify_keys`` creates one."""
 
     keys: PublishedKeys
     identity: VerifiedIdentity | None
@@ -115,9 +115,9 @@ class VerifiedAdvertiser:
 
 
 def sign_advertisement(unsigned: KeyAdvertisement, member: MemberParts, attempt: AttemptContext) -> KeyAdvertisement:
-    """Sign an advertisement with the member's identity key, and attach the certificate."""
+    """Sign an advertisement with the member's identity key, and attach its certificate."""
     if member.certificate is None:
-        raise InvalidParameters("active mode needs a certificate")
+        raise InvalidParameters("active mode needs a certificate; configure one")
     credential = Credential(
         identity_key=member.certificate.public_key,
         certificate=member.certificate.grant,
@@ -129,12 +129,12 @@ def sign_advertisement(unsigned: KeyAdvertisement, member: MemberParts, attempt:
 def authenticate(
     advertisement: KeyAdvertisement, configuration: SessionConfiguration, authority: Authority | None
 ) -> VerifiedIdentity | None:
-    """Check the certificate and the signature of an advertisement; in semi_honest mode there are none."""
+    """Verify the certificate and the signature of an advertisement; in semi_honest mode there are none."""
     if configuration.mode is not SecurityMode.ACTIVE:
         return None
     client, credential = advertisement.client, advertisement.credential
     if authority is None or credential is None:
-        raise InternalError("an active session's advertisement is verified without an authority or a credential")
+        raise InternalError("cannot verify an active session's advertisement without an authority and a credential")
     certificate = Certificate(client, credential.identity_key, credential.certificate)
     identity = authority.verify(certificate, culprits=unverified(client))
     configuration.standing.require_valid(certificate, culprits=unverified(client))
@@ -146,7 +146,7 @@ def authenticate(
 def verify_keys(
     advertisement: KeyAdvertisement, configuration: SessionConfiguration, identity: VerifiedIdentity | None
 ) -> VerifiedAdvertiser:
-    """Check the keys of an advertisement, for which its sender answers alone if it signed them."""
+    """Check the keys of an advertisement; a sender that signed it is solely to blame."""
     client, suite = advertisement.client, key_suite(configuration.suite)
     culprits = said_by(client, configuration.mode)
     keys = PublishedKeys(
@@ -164,7 +164,7 @@ def verify_keys(
 def verify_entry(
     entry: bytes, client: ClientId, configuration: SessionConfiguration, authority: Authority | None
 ) -> VerifiedAdvertiser:
-    """Check certificate, signature and keys of a client's entry in the roster, as the server did earlier."""
+    """Verify the certificate, signature and keys of a client's roster entry, as the server did before."""
     key_bytes = key_suite(configuration.suite).public_key_bytes
     channel_key, mask_key, rest = entry[:key_bytes], entry[key_bytes : 2 * key_bytes], entry[2 * key_bytes :]
     commitment, credential = b"", None
@@ -187,7 +187,7 @@ def verify_entry(
 
 
 def entry_bytes(configuration: SessionConfiguration) -> int:
-    """Return the length of what the roster holds of one client."""
+    """Return the length of one client's roster entry."""
     keys = 2 * key_suite(configuration.suite).public_key_bytes
     if configuration.mode is SecurityMode.ACTIVE:
         return keys + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES + SIGNATURE_BYTES
@@ -208,7 +208,7 @@ def _signed_parts(advertisement: KeyAdvertisement, attempt: AttemptContext) -> t
 
 _MAXIMUM_LIST_BYTES = 10 << 20
 _MAXIMUM_ID_BYTES = 10
-"""Bytes of an id below 2^64, in groups of 7 bits."""
+"""Length of an id below 2^64, in groups of 7 bits."""
 _ROOT_BYTES = 32
 
 
@@ -223,14 +223,14 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvertisedKeys(MessageIn[SessionConfiguration]):
-    """One client's view of the roster: everybody's id, its neighbours' entries, and their proof."""
+    """One client's view of the roster: all ids, its neighbours' entries, and a proof of them."""
 
     kind: ClassVar = MessageKind.ADVERTISED_KEYS
     attempt: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     clients: Annotated[
         bytes, variable(_MAXIMUM_LIST_BYTES, lambda offer: offer.maximum_population * _MAXIMUM_ID_BYTES)
     ] = field(repr=False)
-    """The list of advertisers in its one encoding."""
+    """The advertisers, canonically encoded."""
     root: Annotated[bytes, fixed(NODE_BYTES)]
     opening: Annotated[bytes, fixed(OPENING_BYTES)]
     entries: Annotated[tuple[bytes, ...], repeated(_ENTRY, MAXIMUM_POPULATION, _most)] = field(repr=False)
@@ -242,7 +242,7 @@ class AdvertisedKeys(MessageIn[SessionConfiguration]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Advertised(Confined):
-    """A client that has advertised its keys: it holds everything secret that the session rests on."""
+    """A client that has advertised its keys; holds all secrets that it contributes to the session."""
 
     configuration: SessionConfiguration
     keys: OwnKeys
@@ -260,7 +260,7 @@ class Advertised(Confined):
 def advertise_keys(
     member: MemberParts, configuration: SessionConfiguration, coins: Coins
 ) -> tuple[Advertised, KeyAdvertisement]:
-    """Accept an offer and draw everything secret afresh.
+    """Accept an offer and draw fresh secrets.
 
     Implements: [BIK+17] Fig. 4, Round 0, client.
     Raises:
@@ -273,13 +273,13 @@ def advertise_keys(
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters(
-                "the session names another authority than this client trusts; if that one has rotated its key, let "
-                "this client follow (`secagg keys follow`)"
+                "the session names another authority than the one this client trusts; if the authority has rotated its "
+                "key, update this client (`secagg keys follow`)"
             )
         member.require_signing()
         require_standing(configuration.standing, member, configuration.authority)
     suite, attempt = key_suite(configuration.suite), configuration.context
-    # Independent draws: recovering one of them says nothing about the others.
+    # Independent draws: recovering one secret reveals nothing about the others.
     with Secret.random("channel_root", _ROOT_BYTES, coins) as channel_root:
         mask_root = random_root("mask_root", coins)
         self_mask_seed = random_root("self_mask_seed", coins)
@@ -303,7 +303,7 @@ def advertise_keys(
 
 @dataclass(frozen=True, slots=True)
 class VerifiedKeySet:
-    """The roster as one client has checked it: its position, its neighbours' positions, and their keys."""
+    """The roster as one client verified it: its position, its neighbours' positions, and their keys."""
 
     roster: Roster
     position: int
@@ -312,14 +312,14 @@ class VerifiedKeySet:
 
 
 def accept_advertised_keys(member: MemberParts, state: Advertised, message: AdvertisedKeys) -> VerifiedKeySet:
-    """Check the roster, find one's own neighbours, and derive the session context.
+    """Verify the roster, find this client's neighbours, and derive the session context.
 
     Implements: [BIK+17] Fig. 4, Round 1, client, steps 1 and 2.
     Raises:
         ThresholdNotMet: fewer advertised than the minimum cohort.
-        PeerMisbehaved: the roster is not what it must be, or its parameters do not protect this client.
+        PeerMisbehaved: the roster is invalid, or its parameters do not protect this client.
         AuthenticationFailed: a neighbour's advertisement is not certified or not signed.
-    Claim PM-8: what follows is under keys that their owners advertised for this attempt, and under one context.
+    Claim PM-8: later messages use keys that their owners advertised for this attempt, and one context.
     """
     configuration = state.configuration
     roster = _checked_roster(member, configuration, message)
@@ -328,7 +328,7 @@ def accept_advertised_keys(member: MemberParts, state: Advertised, message: Adve
         raise _invalid_roster(f"{member.client} is not on the roster")
     neighbours = roster.graph.neighbours(position)
     if len(message.entries) != len(neighbours):
-        raise _invalid_roster(f"{len(neighbours)} neighbours have {len(message.entries)} entries")
+        raise _invalid_roster(f"the roster has {len(message.entries)} entries for {len(neighbours)} neighbours")
     leaves = {position: entry_digest(member.client, state.advertisement.entry)}
     for neighbour, entry in zip(neighbours, message.entries, strict=True):
         leaves[neighbour] = entry_digest(roster.clients[neighbour], entry)
@@ -337,7 +337,7 @@ def accept_advertised_keys(member: MemberParts, state: Advertised, message: Adve
     except MalformedMessage:
         proven = False
     if not proven:
-        raise _invalid_roster("the entries of this client and of its neighbours are not those of the roster's root")
+        raise _invalid_roster("the entries of this client and its neighbours do not match the roster's root")
     listed = [(roster.clients[at], entry) for at, entry in zip(neighbours, message.entries, strict=True)]
     verified = in_parallel(
         lambda one: verify_entry(one[1], one[0], configuration, member.authority), listed, member.threads
@@ -355,14 +355,14 @@ def accept_advertised_keys(member: MemberParts, state: Advertised, message: Adve
 
 
 def _checked_roster(member: MemberParts, configuration: SessionConfiguration, message: AdvertisedKeys) -> Roster:
-    """Derive the roster, and refuse it where its size or its parameters do not protect this client."""
-    require_context(message.attempt, configuration.context, "the roster is of another attempt", from_server())
+    """Derive the roster; refuse a size or parameters that do not protect this client."""
+    require_context(message.attempt, configuration.context, "the roster belongs to another attempt", from_server())
     if not compare_digest(commit_to_opening(message.opening), configuration.graph_commitment):
-        raise _invalid_roster("the seed of the graph is not the one that the offer commits to")
+        raise _invalid_roster("the graph seed does not match the offer's commitment")
     try:
         present = len(decode_clients(message.clients, configuration.maximum_population))
     except MalformedMessage as error:
-        raise _invalid_roster(f"the list of clients is not a roster: {error}") from None
+        raise _invalid_roster(f"the list of clients is malformed: {error}") from None
     if present < configuration.minimum_cohort:
         needed = configuration.minimum_cohort
         raise ThresholdNotMet(needed=needed, present=present, what="clients", must="complete the key exchange")
@@ -378,10 +378,10 @@ def _checked_roster(member: MemberParts, configuration: SessionConfiguration, me
 
 
 def _require_fresh(*drawn: Secret) -> None:
-    """Refuse coins that repeat, such as nothing but zeros; uniform ones do so with probability 2^-254."""
+    """Refuse coins that repeat, such as all zeros; uniform coins do so with probability 2^-254."""
     for index, secret in enumerate(drawn):
         if secret in drawn[:index]:
-            raise Misuse("the coins repeat, so that one secret would give another; pass SystemCoins()")
+            raise Misuse("the coins repeat, so one secret would reveal another; pass SystemCoins()")
 
 
 def _require_distinct_keys(
@@ -394,7 +394,7 @@ def _require_distinct_keys(
             if other != neighbour.keys.client:
                 others = {other, neighbour.keys.client} - {client}
                 raise PeerMisbehaved(
-                    f"one key stands for {other} and for {neighbour.keys.client}",
+                    f"{other} and {neighbour.keys.client} have the same key",
                     reason=Reason.PUBLIC_KEY_REUSED,
                     culprits=disputed(*(unverified(party) for party in others)),
                 )
@@ -405,9 +405,9 @@ def _invalid_roster(sentence: str) -> PeerMisbehaved:
 
 
 def in_parallel(check: Callable[[Shown], Known], shown: Sequence[Shown], threads: int = 1) -> list[Known]:
-    """Return what a check says of each, or raise what it raises of the first, made in threads.
+    """Apply a check to each item, in threads; return the results, or raise the first error.
 
-    The backend lets others run while it verifies.
+    The crypto backend releases the GIL while it verifies.
     """
 
     def checked(some: Sequence[Shown]) -> list[Known]:

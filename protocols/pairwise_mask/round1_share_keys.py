@@ -1,9 +1,9 @@
-"""Round 1, share keys: every client shares its two secrets among its neighbours, sealed to each of them.
+"""Round 1, share keys: every client shares its two secrets among its neighbours, each share encrypted to its holder.
 
 [BIK+17] Fig. 4, Round 1. Client to server: ``EncryptedShares``. Server to each client that shared: ``DeliveredShares``.
 
-In active mode the client commits to every pair of shares and signs the tree of all entries. Each neighbour gets its
-leaf with its path; a share that does not fit its commitment then names a liar.
+In active mode the client commits to every pair of shares and signs a Merkle tree of all its entries. Each neighbour
+receives its leaf and path; a share that does not match its commitment then identifies the liar.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAXIMUM_PATH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesEntry:
-    """One client's message to one neighbour: two sealed shares, and the seed of the edge if this client sends it."""
+    """One client's message to one neighbour: two sealed shares, and the edge seed if this client sends it."""
 
     sealed: bytes
     edge: bytes
@@ -61,7 +61,7 @@ class SharesEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryForm:
-    """Lengths of the parts of one entry."""
+    """Lengths of an entry's parts."""
 
     sealed_bytes: int
     edge_bytes: int
@@ -85,7 +85,7 @@ def _form(suite: Suite, sends: bool, is_active: bool) -> EntryForm:  # noqa: FBT
 
 
 def signature_bytes(roster: Roster) -> int:
-    """Return how long the signatures of a session are: nothing in semi-honest mode."""
+    """Return the length of a session's signatures, which is 0 in semi-honest mode."""
     return SIGNATURE_BYTES if roster.configuration.is_active else 0
 
 
@@ -99,7 +99,7 @@ SIGNATURE: Final = sized(lambda place: signature_bytes(place.roster), "64 in act
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncryptedShares(MessageIn[Seat]):
-    """A client's entries for all its neighbours, in their order, under one signature."""
+    """A client's entries for all its neighbours, in order, under one signature."""
 
     kind: ClassVar = MessageKind.ENCRYPTED_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -110,7 +110,7 @@ class EncryptedShares(MessageIn[Seat]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredEntry:
-    """One neighbour's entry for this client, with the signature over its tree and the path to it."""
+    """One neighbour's entry for this client, with the signature over its tree and the path to the entry."""
 
     entry: Annotated[bytes, sized(lambda edge: EntryForm.between(*edge).size, "one entry")]
     signature: Annotated[bytes, SIGNATURE]
@@ -128,7 +128,7 @@ class _Edge(NamedTuple):
 
 
 def _edges(at: At) -> Iterable[_Edge]:
-    """Return where entries come from: the neighbours that shared."""
+    """Return the edges that have entries: those from neighbours that shared."""
     seat: Seat = at.place
     neighbours = seat.roster.graph.neighbours(seat.position)
     return (_Edge(seat.roster, each, seat.position) for each in neighbours if each in at.before["sharers"])
@@ -136,7 +136,7 @@ def _edges(at: At) -> Iterable[_Edge]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredShares(MessageIn[Seat]):
-    """The clients that shared keys, and the entries of one's neighbours among them."""
+    """The clients that shared keys, and the entries from the receiver's neighbours among them."""
 
     kind: ClassVar = MessageKind.DELIVERED_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -144,7 +144,7 @@ class DeliveredShares(MessageIn[Seat]):
     entries: Annotated[
         tuple[DeliveredEntry, ...], listed(nested(DeliveredEntry), _edges, "entries, in active mode with their proofs")
     ] = field(repr=False)
-    """One for each neighbour that shared, in their order."""
+    """One for each neighbour that shared, in order."""
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class DeliveredShares(MessageIn[Seat]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Shared(Confined):
-    """A client that has shared its secrets; from here on its keys serve to open what the others shared."""
+    """A client that has shared its secrets; its keys now only serve to open the others' shares."""
 
     key_set: VerifiedKeySet
     keys: OwnKeys
@@ -174,7 +174,7 @@ def share_keys(
 
     Implements: [BIK+17] Fig. 4, Round 1, client, steps 3 to 6; [BBG+20] for the neighbours.
     Security: the coefficients are drawn once. Send the same bytes again rather than sharing again: two sharings of one
-        secret under one key and nonce would reveal both.
+        secret under the same key and nonce would reveal both.
     """
     roster, keys, suite = key_set.roster, state.keys, key_suite(state.configuration.suite)
     dealt = split_many(
@@ -216,10 +216,10 @@ def share_keys(
 def verify_delivered_entry(
     roster: Roster, sender: int, receiver: int, item: DeliveredEntry, identity: VerifiedIdentity | None
 ) -> None:
-    """Check that the sender signed this entry for this receiver; in semi-honest mode there is nothing to check.
+    """Check that the sender signed this entry for this receiver; in semi-honest mode there is no signature.
 
     Raises:
-        AuthenticationFailed: the leaf, the path and the signature do not belong together.
+        AuthenticationFailed: the leaf, path and signature do not match.
     """
     if roster.configuration.mode is not SecurityMode.ACTIVE:
         return
@@ -235,10 +235,10 @@ def verify_delivered_entry(
 
 
 def delivered_root(receiver: ClientId, entries: Iterable[bytes]) -> bytes:
-    """Return the root over all entries that a client was delivered, which it signs with whatever it says of them.
+    """Return the root over all entries delivered to a client; the client signs it with its statements about them.
 
-    A dealer may sign two trees, and the network deliver the one that the server does not have. The client's statement
-    about its entries then does not verify at the server, instead of being compared with others.
+    A dealer may sign two trees, and the network may deliver the one that the server does not have. The server then
+    rejects the client's signature instead of judging the statement by entries that the client never saw.
     """
     return MerkleTree([entry_leaf(receiver, entry) for entry in entries]).root
 
@@ -252,5 +252,5 @@ def entry_leaf(receiver: ClientId, entry: bytes) -> bytes:
 
 
 def signed_entries(context: SessionContext, sender: ClientId, count: int, root: bytes) -> tuple[bytes, ...]:
-    """Return what a sender signs of its entries."""
+    """Return what a sender signs about its entries."""
     return context.digest, sender.encode(), count.to_bytes(4, "big"), root

@@ -1,15 +1,15 @@
-"""Round 2, masked input: every client hides its input under its self mask and one mask for each neighbour.
+"""Round 2, masked input: every client hides its input under its self mask and one mask per neighbour.
 
 [BIK+17] Fig. 4, Round 2. Client to server: ``MaskedInput``, or ``Complaint`` from a client that leaves.
 
-The set of edges is exactly the neighbours that shared keys, for both ends. A client that cannot derive the mask of one
-of them complains and leaves the session; it never leaves out a mask. A share that does not open is another matter:
-nothing is masked with it, so the edge stays and the share is recorded as missing.
+Both ends agree on the edges: exactly the neighbours that shared keys. A client that cannot derive one of these masks
+complains and leaves; it never omits a mask. A share that cannot be opened is less serious: no mask depends on it, so
+the edge stays and the share counts as missing.
 
-In active mode the client signs what it uploads and the set of sharers under which it masked. Its neighbours show no
-share of its self-mask seed without that signature, so a server cannot have it mask under one set and unmask under
-another; and nobody on the way can add to its vector, which check words alone do not notice. They are functions of what
-the sum reveals anyway; a wrong seed or a lost upload makes them disagree.
+In active mode the client signs its upload and the set of sharers that it masked under. Its neighbours reveal no share
+of its self-mask seed without that signature. So a server cannot make it mask under one set and unmask under another,
+and nobody in transit can add to its vector. Check words alone would not detect that: anyone can compute them for a
+chosen change. They detect wrong seeds and lost uploads, and they reveal nothing that the sum does not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .member import MemberParts
 
 SignedKey = tuple[bool, Secret]
-"""Whether the mask of a key is to be added, and the key."""
+"""A mask key, and whether to add its mask."""
 
 
 def self_mask_key(
@@ -75,7 +75,7 @@ def self_mask_key(
 def pairwise_mask_key(
     seed: Secret, one: ClientId, other: ClientId, context: SessionContext, configuration: SessionConfiguration
 ) -> Secret:
-    """Return the key of the mask that two clients share; the same for both orders.
+    """Return the key of the mask that two clients share, in either order.
 
     Implements: [BIK+17] Fig. 4, Round 2, PRG(s_{u,v}).
     """
@@ -85,15 +85,15 @@ def pairwise_mask_key(
 
 
 def adds_pairwise_mask(client: ClientId, neighbour: ClientId) -> bool:
-    """Whether ``client`` adds the mask that it shares with ``neighbour``, who then subtracts it.
+    """Whether ``client`` adds the mask that it shares with ``neighbour``, which then subtracts it.
 
-    Claim PM-1: of two neighbours one adds and the other subtracts, so that their mask leaves the sum.
+    Claim PM-1: of two neighbours one adds and the other subtracts, so their mask cancels in the sum.
     """
     return client > neighbour
 
 
 class MaskedVector:
-    """One vector for each segment of a session, with its check words: an input, an upload, or a sum."""
+    """One vector per segment of a session, with its check words: an input, an upload, or a sum."""
 
     __slots__ = ("_configuration", "_first_segments", "vectors")
 
@@ -112,7 +112,7 @@ class MaskedVector:
 
     @classmethod
     def of_input(cls, configuration: SessionConfiguration, context: SessionContext, payload: Payload) -> MaskedVector:
-        """Write down an input and a count of 1, with their check words; not yet masked."""
+        """Encode an input and a count of 1, with their check words, still unmasked."""
         payload.check()
         framed = cls(configuration)
         for segment, values, vector in zip(configuration.segments, payload.values, framed.vectors, strict=False):
@@ -129,9 +129,9 @@ class MaskedVector:
             accumulate(vector, segment.ring, add=add, subtract=subtract, first_segment=first, threads=threads)
 
     def round(self, context: SessionContext) -> None:
-        """Round values masked on a fine grid; their check words become those of the sent values less the masks.
+        """Round values that were masked on a fine grid, and adjust their check words to the rounded values.
 
-        They are linear: what rounding adds to the values, its words add to the check words under their masks.
+        Check words are linear, so the words of the rounding errors are added to the masked check words.
         """
         for index, (segment, vector) in enumerate(zip(self._configuration.segments, self.vectors, strict=True)):
             if not segment.fine_bits:
@@ -145,7 +145,7 @@ class MaskedVector:
             )
 
     def pack(self) -> tuple[bytes | memoryview, ...]:
-        """Return each vector at exactly its bits for each element, perhaps as a view; together they are the upload."""
+        """Return each vector packed to its exact bit width, as a view where possible; together they are the upload."""
         packed = list[bytes | memoryview]()
         for segment, vector in zip(self._configuration.segments, self.vectors, strict=True):
             if segment.fine_bits:
@@ -155,7 +155,7 @@ class MaskedVector:
         return tuple(packed)
 
     def add_packed(self, packed: bytes | memoryview) -> None:
-        """Add what another client packed; nothing is added unless all of it decodes.
+        """Add another client's packed vector; adds nothing unless all of it decodes.
 
         Raises:
             MalformedMessage: the bytes are not one vector for each segment.
@@ -164,7 +164,7 @@ class MaskedVector:
         if data.nbytes != self._configuration.masked_bytes:
             reason = Reason.TRUNCATED if data.nbytes < self._configuration.masked_bytes else Reason.TRAILING_BYTES
             raise MalformedMessage(
-                f"a masked input has {self._configuration.masked_bytes} bytes; got {data.nbytes}", reason=reason
+                f"a masked input must be {self._configuration.masked_bytes} bytes; got {data.nbytes}", reason=reason
             )
         unpacked, position = list[RingVector](), 0
         for segment, vector in zip(self._configuration.segments, self.vectors, strict=True):
@@ -179,19 +179,19 @@ class MaskedVector:
         """Compare an unmasked sum with its check words.
 
         Raises:
-            PeerMisbehaved: they disagree; ``culprits`` is empty, because the sum does not say whose part is wrong.
+            PeerMisbehaved: they differ; ``culprits`` is empty, because the sum does not show who caused it.
         """
         for index, (segment, vector) in enumerate(zip(self._configuration.segments, self.vectors, strict=True)):
             if _check_words(segment, vector, index, context) != vector[segment.length :].tolist():
                 raise PeerMisbehaved(
-                    "the sum does not agree with its check words: a client masked with other seeds than it announced, "
+                    "the sum does not match its check words: a client masked with other seeds than it announced, "
                     "or an upload was altered; discard the sum and start another attempt",
                     reason=Reason.CHECK_WORDS_MISMATCH,
                     culprits=NOBODY,
                 )
 
     def inputs(self, contributors: int = 0) -> tuple[RingVector, ...]:
-        """Return the values of the layout's segments, without check words and without what roundings add on average."""
+        """Return the values of the layout's segments, without check words and corrected for the bias of rounding."""
         pairs = zip(self._configuration.layout.require_rings(), self.vectors, strict=False)
         return tuple(segment.unbiased(vector[: segment.length], contributors) for segment, vector in pairs)
 
@@ -216,8 +216,8 @@ def _unpacked(segment: RingSegment, data: memoryview, size: int) -> RingVector:
 
 
 def _check_words(segment: RingSegment, vector: RingVector, index: int, context: SessionContext) -> list[int]:
-    """Compute as many words as stand behind the segment, from the public vector of this session and segment."""
-    # The context is public; a Secret is merely what a key is handed over in.
+    """Compute the check words of a segment, from the public key of this session and segment."""
+    # The context is public; it is a Secret only because the key derivation takes one.
     with (
         Secret("session context", context.digest) as source,
         expand_secret("check_key", CHECK_KEY_BYTES, source, Label.CHECK_VECTOR, index.to_bytes(4, "big")) as key,
@@ -230,7 +230,7 @@ def _check_words(segment: RingSegment, vector: RingVector, index: int, context: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedInput(MessageIn[Roster]):
-    """A client's masked vector, and its signature on the set of clients under which it masked."""
+    """A client's masked vector, and its signature on the set of clients that it masked under."""
 
     kind: ClassVar = MessageKind.MASKED_INPUT
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -239,17 +239,17 @@ class MaskedInput(MessageIn[Roster]):
     packed: Annotated[
         tuple[bytes | memoryview, ...], buffers(lambda roster: roster.configuration.masked_bytes, "the masked vector")
     ] = field(repr=False)
-    """The vectors, one after another; in one run of bytes when they were received."""
+    """The vectors in order; a single buffer if they were received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint(MessageIn[Seat]):
-    """Message of a client in place of its upload when the seed of an edge that came to it is unusable (hybrid suite).
+    """A client's message in place of its upload, when an edge seed sent to it is unusable (hybrid suite).
 
-    A client that lacks a mask cannot upload, so it leaves. Without a complaint it would look as if it had dropped out,
-    and the neighbour that drove it out would look honest. A complaint alone convicts nobody and excludes only
-    its sender: the client has dropped out, so its mask root is recovered, and with it the server opens the very seed
-    and sees which of the two is right.
+    A client without a mask cannot upload, so it leaves. Without a complaint it would seem to have dropped out, and the
+    neighbour that caused this would seem honest. A complaint by itself convicts nobody and excludes only its sender.
+    The sender counts as dropped, so the server recovers its mask root, opens the disputed seed with it, and sees which
+    end lied.
     """
 
     kind: ClassVar = MessageKind.COMPLAINT
@@ -260,7 +260,7 @@ class Complaint(MessageIn[Seat]):
         ClientSet,
         client_set(lambda seat: len(seat.roster.graph.neighbours(seat.position)), "one bit for each neighbour"),
     ]
-    """Places of the accused among the neighbours of the client that complains."""
+    """The accused, by their place among the complaining client's neighbours."""
 
 
 # --- Client -----------------------------------------------------------------------------------------------------------
@@ -268,16 +268,16 @@ class Complaint(MessageIn[Seat]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Masked(Confined):
-    """A client that has uploaded: of its own secrets nothing is left, of its neighbours' it holds shares."""
+    """A client that has uploaded; it has wiped its own secrets and holds only its neighbours' shares and edge seeds."""
 
     key_set: VerifiedKeySet
     sharers: ClientSet
     delivered: bytes
-    """The root over the entries from which the shares are."""
+    """Root over the entries that contained the shares."""
     shares: dict[int, Secret]
-    """Each neighbour's share of the mask root and of the self-mask seed, one after the other."""
+    """Each neighbour's shares of the mask root and of the self-mask seed, concatenated."""
     edge_seeds: dict[int, Secret]
-    """The seeds of this client's edges (hybrid suite); one is shown if the other end drops out."""
+    """Seeds of this client's edges (hybrid suite); a seed is revealed if the other end drops out."""
 
     def wipe(self) -> None:
         for secret in (*self.shares.values(), *self.edge_seeds.values()):
@@ -290,15 +290,15 @@ class Masked(Confined):
 def mask_input(
     member: MemberParts, state: Shared, message: DeliveredShares, take: Callable[[], Payload]
 ) -> tuple[Masked | None, MaskedInput | Complaint, list[Fault]]:
-    """Derive every mask, and upload the input under all of them.
+    """Derive all masks, and upload the input under them.
 
     Implements: [BIK+17] Fig. 4, Round 2, client.
     Returns:
-        The next state, the upload, and the faults of single shares that do not end the session. If the seed of an
-        edge is unusable: no state, a complaint in place of the upload, and all faults; the input is not spent.
+        The next state, the upload, and faults of single shares that do not end the session. If an edge seed is
+        unusable: no state, a complaint instead of the upload, and all faults; the input is not spent.
     Raises:
-        ThresholdNotMet: fewer shared keys than are needed, among all or among the neighbours.
-        PeerMisbehaved: the set of sharers does not hold this client.
+        ThresholdNotMet: too few clients, or too few neighbours, shared keys.
+        PeerMisbehaved: the set of sharers does not contain this client.
         AuthenticationFailed: an entry is not signed by its sender.
     """
     key_set, roster = state.key_set, state.key_set.roster
@@ -315,7 +315,7 @@ def mask_input(
             wipe_all((*seeds.values(), *shares.values()))
             complaint = complain(member, key_set, message.sharers, root, unusable)
             return None, complaint, [*complaints, *unusable.values()]
-        # Asked before the input is taken, so that a key that cannot sign costs nothing but the session.
+        # Checked before the input is taken, so that an unusable signing key does not spend it.
         member.require_signing()
         vector = MaskedVector.of_input(roster.configuration, roster.context, take())
         _apply_masks(vector, state, seeds, member.threads)
@@ -332,7 +332,7 @@ def mask_input(
     if not key_suite(roster.configuration.suite).edge_bytes:
         wipe_all(seeds.values())
         seeds.clear()
-    # Nothing of this client's own is needed any more; its neighbours hold what recovery takes.
+    # The client no longer needs its own secrets; its neighbours hold the shares needed for recovery.
     state.wipe()
     upload = MaskedInput(context=roster.context.tag, signature=signature, packed=packed)
     return Masked(key_set, message.sharers, root, shares, seeds), upload, complaints
@@ -341,7 +341,7 @@ def mask_input(
 def complain(
     member: MemberParts, key_set: VerifiedKeySet, sharers: ClientSet, delivered: bytes, accused: Iterable[int]
 ) -> Complaint:
-    """Say whose seeds are unusable, of the entries under this root."""
+    """Return a signed complaint about unusable seeds; the root identifies the entries that contained them."""
     roster, neighbours = key_set.roster, key_set.neighbours
     places = ClientSet.of(len(neighbours), (neighbours.index(position) for position in accused))
     signature = b""
@@ -352,7 +352,7 @@ def complain(
 
 
 def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of a masked vector, which a signature covers; its length is the session's."""
+    """Return the digest of a masked vector, for signatures; the session fixes its length."""
     hashed = hashlib.sha256(bind(Label.UPLOAD_DIGEST))
     for run in packed:
         hashed.update(run)
@@ -360,14 +360,14 @@ def upload_digest(packed: Iterable[bytes | memoryview]) -> bytes:
 
 
 def signed_view(context: SessionContext, client: ClientId, sharers: ClientSet, upload: bytes) -> tuple[bytes, ...]:
-    """Return what a client signs about the set of clients under which it masked, and the digest of what it sent."""
+    """Return what a client signs: the set of clients that it masked under, and the digest of its upload."""
     return context.digest, client.encode(), sharers.digest(context), upload
 
 
 def signed_complaint(
     context: SessionContext, client: ClientId, sharers: ClientSet, delivered: bytes, accused: ClientSet
 ) -> tuple[bytes, ...]:
-    """Return what a client signs of its complaint."""
+    """Return what a client signs about its complaint."""
     return context.digest, client.encode(), sharers.digest(context), delivered, accused.encode()
 
 
@@ -376,10 +376,10 @@ def signed_complaint(
 
 def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
     configuration = key_set.roster.configuration
-    require_context(message.context, key_set.roster.context, "the shares are of another session", from_server())
+    require_context(message.context, key_set.roster.context, "the shares belong to another session", from_server())
     if key_set.position not in message.sharers:
         raise PeerMisbehaved(
-            "the server delivers shares and says that this client shared nothing",
+            "the server delivers shares but says that this client shared nothing",
             reason=Reason.SURVIVORS_INVALID,
             culprits=from_server(),
         )
@@ -390,7 +390,7 @@ def _check_sharers(message: DeliveredShares, key_set: VerifiedKeySet) -> None:
 
 
 def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dict[int, Secret]) -> dict[int, Fault]:
-    """Fill in the seed of every edge, and return the faults of those that are unusable."""
+    """Fill in the edge seeds, and return the faults of the unusable ones."""
     context, suite = state.key_set.roster.context, key_suite(state.key_set.roster.configuration.suite)
     unusable = dict[int, Fault]()
     for neighbour, entry in entries.items():
@@ -406,7 +406,7 @@ def _collect_seeds(state: Shared, entries: Mapping[int, SharesEntry], seeds: dic
 
 
 def _recorded(error: PeerError, sender: ClientId, mode: SecurityMode) -> Fault:
-    """Name who answers for an entry: its sender if it signed it, else the server and the way as well."""
+    """Record an entry's fault: blame its sender if it signed the entry, otherwise also the server and the network."""
     return Fault(error.reason, str(error), said_by(sender, mode), sender=sender)
 
 
@@ -427,11 +427,11 @@ def _apply_masks(vector: MaskedVector, state: Shared, seeds: Mapping[int, Secret
 def _open_entries(
     state: Shared, delivered: Mapping[int, DeliveredEntry], shares: dict[int, Secret]
 ) -> tuple[dict[int, SharesEntry], list[Fault]]:
-    """Fill in the shares that open; what does not is a missing share and a complaint, and excludes nobody.
+    """Open the shares; one that does not open counts as missing and is recorded, and excludes nobody.
 
     Raises:
         AuthenticationFailed: an entry is not signed by its sender (Claim PM-8).
-    Claim PM-12: a pair of the classic suite is its sender's, for this receiver, in this context.
+    Claim PM-12: a pair of the classic suite comes from its sender, for this receiver and this context.
     """
     roster, keys, key_set = state.key_set.roster, state.keys, state.key_set
     suite = key_suite(roster.configuration.suite)
@@ -453,7 +453,7 @@ def _open_entries(
 
 
 def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
-    """Refuse shares that this client could not show later without being taken for a liar."""
+    """Refuse shares that would make this client look like a liar if it revealed them later."""
     exposed = both.expose()
     root_share, seed_share = exposed[:ELEMENT_BYTES], exposed[ELEMENT_BYTES:]
     check_value(place.point, root_share)
@@ -466,7 +466,7 @@ def _check_shares(both: Secret, place: SharePlace, commitment: bytes) -> None:
     )
     if not compare_digest(place.commit_to(*digests), commitment):
         raise PeerMisbehaved(
-            f"{place.dealer} sealed other shares than it committed to",
+            f"{place.dealer} sealed shares that do not match its commitment",
             reason=Reason.COMMITMENT_MISMATCH,
             culprits=UNDECIDED,
         )
@@ -479,6 +479,6 @@ def wipe_all(secrets: Iterable[Secret]) -> None:
 
 
 def share_place(roster: Roster, dealer: int, holder: int) -> SharePlace:
-    """Return where the shares of one client at one of its neighbours belong."""
+    """Return the place of one client's shares at one of its neighbours."""
     point = roster.graph.point_of(holder, dealer)
     return SharePlace(roster.context, roster.clients[dealer], roster.clients[holder], point)

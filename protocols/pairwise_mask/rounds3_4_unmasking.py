@@ -1,12 +1,12 @@
-"""Rounds 3 and 4: a committee certifies one set of survivors, who then show one share of each neighbour.
+"""Rounds 3 and 4: a committee certifies one set of survivors, which then reveal one share of each neighbour.
 
 [BIK+17] Fig. 4. Round 3, in active mode only: ``SurvivorSet`` to the committee, ``SurvivorSignature`` back. Round 4:
 ``UnmaskingRequest`` to each contributor, ``UnmaskingShares`` back.
 
-Each member of the committee signs one pair of sets in its life: who shared keys, and who of them contributed. A
-certificate needs enough signatures that any two certificates have an honest signer in common, so all honest clients
-unmask the same sum. Each shows, for a neighbour, its share of the self-mask seed if that one contributed, and of the
-mask root if not.
+Each committee member signs only one pair of sets: the sharers, and the contributors among them. A certificate needs
+enough signatures that any two certificates share an honest signer, so all honest clients unmask the same sum. For each
+neighbour, a client reveals its share of the self-mask seed if the neighbour contributed, and otherwise its share of the
+mask root.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _population(roster: Roster) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorSet(MessageIn[Roster]):
-    """The clients that shared keys, and the contributors among them, as the server says."""
+    """The clients that shared keys, and the contributors among them, according to the server."""
 
     kind: ClassVar = MessageKind.SURVIVOR_SET
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -75,7 +75,7 @@ class Endorsement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedView:
-    """A neighbour's signature on the sharers under which it masked and on the digest of what it uploaded."""
+    """A neighbour's signature on the sharers that it masked under and on the digest of its upload."""
 
     upload: Annotated[bytes, fixed(DIGEST_BYTES)]
     signature: Annotated[bytes, fixed(SIGNATURE_BYTES)]
@@ -83,7 +83,7 @@ class SignedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingRequest(MessageIn[Roster]):
-    """The contributors; in active mode with the committee's certificate and the neighbours' signed views."""
+    """The contributors; in active mode also the committee's certificate and the neighbours' signed views."""
 
     kind: ClassVar = MessageKind.UNMASKING_REQUEST
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -94,11 +94,11 @@ class UnmaskingRequest(MessageIn[Roster]):
     views: Annotated[tuple[SignedView, ...], repeated(nested(SignedView), MAXIMUM_POPULATION, _population)] = field(
         repr=False
     )
-    """One of each contributing neighbour, in their order."""
+    """One for each contributing neighbour, in order."""
 
 
 class Asked(NamedTuple):
-    """Place of an answer."""
+    """Context in which an answer is decoded."""
 
     roster: Roster
     answered: AnsweredFor
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmaskingShares(MessageIn[Asked]):
-    """One share for each neighbour that shared keys; in the hybrid suite also the edge seeds of those that dropped."""
+    """One share for each neighbour that shared keys; in the hybrid suite also the edge seeds of dropped neighbours."""
 
     kind: ClassVar = MessageKind.UNMASKING_SHARES
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
@@ -115,7 +115,7 @@ class UnmaskingShares(MessageIn[Asked]):
     held: Annotated[
         ClientSet, client_set(lambda asked: len(asked.answered.neighbours), "one bit for each neighbour that shared")
     ]
-    """Which of these neighbours' shares this client holds, by their place among them."""
+    """The neighbours whose shares this client holds, by their place among those that shared."""
     shares: Annotated[
         bytes,
         Field(
@@ -124,7 +124,7 @@ class UnmaskingShares(MessageIn[Asked]):
             "each share held; in active mode a digest",
         ),
     ] = field(repr=False)
-    """The shares, each followed by the digest of the share that is not shown (active mode)."""
+    """The shares; in active mode each is followed by the digest of the other share."""
     edge_seeds: Annotated[bytes, sized(lambda asked: len(asked.answered.edges) * KEY_BYTES, "32 an edge")] = field(
         repr=False
     )
@@ -132,7 +132,7 @@ class UnmaskingShares(MessageIn[Asked]):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredFor:
-    """The neighbours for which one contributor answers, and the edges whose seeds it shows (hybrid suite)."""
+    """The neighbours that one contributor answers for, and the edges whose seeds it reveals (hybrid suite)."""
 
     neighbours: array[int]
     edges: array[int]
@@ -149,7 +149,7 @@ class AnsweredFor:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Confirmed(Confined):
-    """A client that has signed a set of survivors, and will unmask no other."""
+    """A client that has signed a set of survivors, and will unmask no other set."""
 
     masked: Masked
     contributors: ClientSet
@@ -162,18 +162,18 @@ class Confirmed(Confined):
 
 
 def confirm_survivors(member: MemberParts, state: Masked, message: SurvivorSet) -> tuple[Confirmed, SurvivorSignature]:
-    """Sign the set of survivors, once, if it fits what this client has seen.
+    """Sign the set of survivors, once, if it is consistent with what this client has seen.
 
     Implements: [BIK+17] Fig. 4, Round 3, client; with a committee for sparse graphs.
     Raises:
-        PeerMisbehaved: the sets contradict what this client masked under, or each other, or leave this client out.
+        PeerMisbehaved: the sets contradict each other or what this client masked under, or omit this client.
         ThresholdNotMet: fewer contributed than the minimum cohort.
-    Claim PM-3: a member signs the sharers under which it masked, and one set of contributors.
+    Claim PM-3: a member signs the sharers that it masked under, and one set of contributors.
     """
     roster = state.key_set.roster
     check_survivors(state, message.context, message.contributors)
     if message.sharers != state.sharers:
-        raise invalid_survivors("the server shows other sharers than it showed before this client masked")
+        raise invalid_survivors("the server's list of sharers differs from the one that this client masked under")
     parts = signed_survivors(roster.context, member.client, message.sharers, message.contributors)
     signature = member.sign(Label.SIGNED_SURVIVORS, *parts)
     confirmed = Confirmed(state, message.contributors)
@@ -181,13 +181,13 @@ def confirm_survivors(member: MemberParts, state: Masked, message: SurvivorSet) 
 
 
 def check_survivors(state: Masked, context: bytes, contributors: ClientSet) -> None:
-    """Refuse a set of contributors that this client must not help to unmask."""
+    """Refuse a set of contributors that this client must not help unmask."""
     roster, position = state.key_set.roster, state.key_set.position
-    require_context(context, roster.context, "the survivors are of another session", from_server())
+    require_context(context, roster.context, "the survivors belong to another session", from_server())
     if not contributors.issubset(state.sharers):
-        raise invalid_survivors("somebody contributed without having shared keys")
+        raise invalid_survivors("a client is listed as a contributor but did not share keys")
     if position not in contributors:
-        raise invalid_survivors("the server declares this client dropped, and asks it")
+        raise invalid_survivors("the server asks this client to unmask but lists it as dropped")
     roster.require_cohort(contributors, "upload")
 
 
@@ -200,7 +200,7 @@ def signed_survivors(
 
 
 def invalid_survivors(sentence: str) -> PeerMisbehaved:
-    """Return the error for a set that the server should not have shown."""
+    """Return the error for an invalid set from the server."""
     return PeerMisbehaved(sentence, reason=Reason.SURVIVORS_INVALID, culprits=from_server())
 
 
@@ -208,21 +208,21 @@ def invalid_survivors(sentence: str) -> PeerMisbehaved:
 
 
 def reveal_shares(member: MemberParts, state: Masked | Confirmed, message: UnmaskingRequest) -> UnmaskingShares:
-    """Show one share of each neighbour; the caller wipes the state before the answer leaves.
+    """Reveal one share of each neighbour; the caller wipes the state before the answer is sent.
 
     Implements: [BIK+17] Fig. 4, Round 4, client.
     Raises:
-        PeerMisbehaved: the contributors are not those that this client confirmed, are not certified, or leave it out.
+        PeerMisbehaved: the contributors differ from those that this client confirmed, lack a certificate, or omit it.
         AuthenticationFailed: a signature of the committee or of a neighbour does not verify.
-        ThresholdNotMet: fewer contributed than are needed, among all or among the neighbours.
-    Claim PM-9: in any number of sessions, one pair of sets is answered for.
-    Claim PM-5: nothing is shown before the certificate and the neighbours' views have been verified.
+        ThresholdNotMet: too few clients, or too few neighbours, contributed.
+    Claim PM-9: in any number of sessions, a client answers for only one pair of sets.
+    Claim PM-5: the certificate and the neighbours' views are verified before any share is revealed.
     """
     masked = state.masked if isinstance(state, Confirmed) else state
     roster, contributors = masked.key_set.roster, message.contributors
     check_survivors(masked, message.context, contributors)
     if isinstance(state, Confirmed) and contributors != state.contributors:
-        raise invalid_survivors("the contributors are not those that this client signed")
+        raise invalid_survivors("the contributors differ from those that this client signed")
     present = [neighbour for neighbour in masked.key_set.neighbours if neighbour in contributors]
     if len(present) < roster.configuration.threshold:
         needed = roster.configuration.threshold
@@ -232,7 +232,7 @@ def reveal_shares(member: MemberParts, state: Masked | Confirmed, message: Unmas
         _verify_views(member, masked, message, present)
     elif message.endorsements or message.views:
         raise MalformedMessage(
-            "a request in semi_honest mode holds signatures", reason=Reason.TRAILING_BYTES, culprits=from_server()
+            "a semi_honest request must not contain signatures", reason=Reason.TRAILING_BYTES, culprits=from_server()
         )
     answered = AnsweredFor.by(roster, masked.sharers, contributors, masked.key_set.position)
     held, shown = list[int](), list[bytes]()
@@ -257,21 +257,21 @@ def reveal_shares(member: MemberParts, state: Masked | Confirmed, message: Unmas
 def signed_unmasking(
     context: SessionContext, client: ClientId, contributors: ClientSet, delivered: bytes, answer: UnmaskingShares
 ) -> tuple[bytes, ...]:
-    """Return what a client signs of its answer: for whose sum it is, and from which entries its shares are."""
+    """Return what a client signs about its answer: the sum it is for, and the entries that its shares came from."""
     shown = (answer.held.encode(), answer.shares, answer.edge_seeds)
     return context.digest, client.encode(), contributors.digest(context), delivered, *shown
 
 
 def revealed_secret(position: int, contributors: ClientSet) -> SharedSecret:
-    """Return which of a client's two secrets is recovered; never both, because there is one set of contributors.
+    """Return which of a client's two secrets is recovered; never both, because there is only one set of contributors.
 
-    Claim PM-4: a share of one of the two is shown, and which is a matter of the one certified set.
+    Claim PM-4: a share of only one of the two is revealed, and the certified set determines which.
     """
     return SharedSecret.SELF_MASK_SEED if position in contributors else SharedSecret.MASK_ROOT
 
 
 def shown_bytes(roster: Roster) -> int:
-    """Return how many bytes stand for one share in an answer."""
+    """Return the length of one share in an answer."""
     return ELEMENT_BYTES + (COMMITMENT_BYTES if roster.configuration.mode is SecurityMode.ACTIVE else 0)
 
 
@@ -291,9 +291,9 @@ def _verify_certificate(member: MemberParts, masked: Masked, message: UnmaskingR
     roster = masked.key_set.roster
     positions = [item.position for item in message.endorsements]
     if positions != sorted(set(positions)) or not set(positions) <= set(roster.committee):
-        raise _uncertified("the certificate holds signatures twice, out of order, or of clients outside the committee")
+        raise _uncertified("the certificate has signatures that are repeated, out of order, or not from the committee")
     if len(positions) < roster.configuration.quorum:
-        raise _uncertified(f"the certificate holds {len(positions)} of {roster.configuration.quorum} signatures")
+        raise _uncertified(f"the certificate has {len(positions)} of {roster.configuration.quorum} required signatures")
 
     def check(item: Endorsement) -> None:
         client, culprits = roster.clients[item.position], from_server()
@@ -302,7 +302,7 @@ def _verify_certificate(member: MemberParts, masked: Masked, message: UnmaskingR
         roster.configuration.standing.require_valid(certificate, culprits=culprits)
         known = masked.key_set.advertisers.get(item.position)
         if known is not None and known.identity != identity:
-            raise _uncertified(f"{client} endorses with another identity than the roster's")
+            raise _uncertified(f"{client} endorses with an identity other than the roster's")
         parts = signed_survivors(roster.context, client, masked.sharers, message.contributors)
         identity.verify(item.signature, Label.SIGNED_SURVIVORS, *parts, culprits=culprits)
 
@@ -312,7 +312,7 @@ def _verify_certificate(member: MemberParts, masked: Masked, message: UnmaskingR
 def _verify_views(member: MemberParts, masked: Masked, message: UnmaskingRequest, present: list[int]) -> None:
     roster = masked.key_set.roster
     if len(message.views) != len(present):
-        raise _uncertified(f"{len(present)} contributing neighbours have {len(message.views)} signed views")
+        raise _uncertified(f"the request has {len(message.views)} views for {len(present)} contributing neighbours")
 
     def check(shown: tuple[int, SignedView]) -> None:
         neighbour, view = shown

@@ -1,7 +1,7 @@
-"""The whole protocol on one page: an executable specification, with no network, and dropouts at any point.
+"""The whole protocol on one page: an executable specification without a network, with dropouts at any point.
 
-Read it top to bottom next to [BIK+17] Fig. 4. Every message is bytes that a transport could carry; ``sent`` is told of
-each, so that a caller can count, record or drop.
+Read it top to bottom next to [BIK+17] Fig. 4. Every message is bytes, as a transport would carry it. ``sent`` is called
+for each answer, so a caller can count or record them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .session import Server, ServerState
 
 _LOG = logging.getLogger(__name__)
 Dropouts = Mapping[ServerState, frozenset[ClientId]]
-"""Clients that are gone for good before they send the message of a state."""
+"""Clients that drop out before they send the message of a state."""
 Observer = Callable[[ServerState, ClientId, bytes, bytes], None]
-"""Told of each answer: the round, the client, what it was sent, and what it answers."""
+"""Called for each answer with the round, the client, the message that it received, and its answer."""
 
 
 def run(  # noqa: PLR0913 -- all but two have defaults
@@ -36,15 +36,15 @@ def run(  # noqa: PLR0913 -- all but two have defaults
     """Run one session in memory.
 
     Returns:
-        The sum, and the server, which knows what went wrong on the way and which sums were revealed.
+        The sum, and the server, which records the faults and the sets whose sums were revealed.
     Raises:
-        ThresholdNotMet: too many dropped out; nothing is released.
+        ThresholdNotMet: too many clients dropped out; nothing is released.
     """
     server = Server(plan, threads=threads)
     present = {client.client: client for client in clients}
 
     def exchange() -> None:
-        """Hand each client its message of the open round, and its answer back to the server; then close the round."""
+        """Deliver each client's message of the open round, pass its answer to the server, and close the round."""
         for name, client in list(present.items()):
             message = server.message_to(name)
             if message is None:
@@ -55,7 +55,7 @@ def run(  # noqa: PLR0913 -- all but two have defaults
             try:
                 answer = client.answer(message)
             except (PeerError, ThresholdNotMet) as error:
-                # It has overwritten its secrets and left; to the server it has dropped out.
+                # The client has wiped its secrets and left; to the server it has dropped out.
                 _LOG.warning("%s leaves the session: %s", name, str(error))
                 del present[name]
                 continue
@@ -64,15 +64,15 @@ def run(  # noqa: PLR0913 -- all but two have defaults
             server.receive(name, answer)
         server.close_stage()
 
-    # Round 0, advertise keys: everybody gets the offer and publishes two public keys.
+    # Round 0, advertise keys: each client receives the offer and publishes two public keys.
     exchange()
-    # Round 1, share keys: everybody learns its neighbours and shares its two secrets among them.
+    # Round 1, share keys: each client learns its neighbours and shares its two secrets among them.
     exchange()
-    # Round 2, masked input: everybody gets its neighbours' shares and uploads its input under all masks.
+    # Round 2, masked input: each client receives its neighbours' shares and uploads its masked input.
     exchange()
-    # Round 3, consistency check (active mode): a committee signs who is left.
+    # Round 3, consistency check (active mode): a committee signs the list of survivors.
     if server.configuration.quorum:
         exchange()
-    # Round 4, unmasking: everybody who is left shows one share of each neighbour, and the server removes the masks.
+    # Round 4, unmasking: each survivor reveals one share of each neighbour, and the server removes the masks.
     exchange()
     return server.release(progress).aggregate, server

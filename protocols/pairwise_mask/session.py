@@ -1,7 +1,7 @@
-"""The server of one attempt, as a session: it relays, it adds, and it removes what masks are left; it holds no input.
+"""Server side of one attempt, as a session: relays messages, adds uploads and removes the masks that remain.
 
-A client's message is checked before anything changes, and taken once (``secagg.session.stages``). Uploads are added as
-they arrive, so memory is a few vectors however many clients there are.
+The server has no input of its own. It checks a client's message before anything changes, and accepts it once
+(``secagg.session.stages``). Uploads are added on arrival, so memory is a few vectors for any number of clients.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from .rounds3_4_unmasking import SurvivorSet, SurvivorSignature
 
 
 class ServerState(StrEnum):
-    """The message that a server waits for, from as many clients as will send it before the round is closed."""
+    """The message that a server waits for, from all clients that send it before the round closes."""
 
     AWAITING_KEY_ADVERTISEMENTS = "awaiting_key_advertisements"
     AWAITING_ENCRYPTED_SHARES = "awaiting_encrypted_shares"
@@ -108,16 +108,16 @@ SERVER_TRANSITIONS: Final[Transitions[ServerState]] = {
     ),
     ServerState.AWAITING_UNMASKING_SHARES: (MessageKind.UNMASKING_SHARES, frozenset({ServerState.COMPLETED})),
 }
-"""The one message that each state accepts from each client, and where closing the round leads."""
+"""The message that each state accepts from each client, and the states that closing the round leads to."""
 
 SENT_INSTEAD: Final[Mapping[ServerState, MessageKind]] = {ServerState.AWAITING_MASKED_INPUTS: MessageKind.COMPLAINT}
-"""Message that a client that leaves may send in place of the expected one."""
+"""Message that a leaving client may send instead of the expected one."""
 
 # --- The server -------------------------------------------------------------------------------------------------------
 
 
 class Advertising(NamedTuple):
-    """A client's advertisement, and who it was signed by."""
+    """A client's advertisement, and the identity that signed it."""
 
     message: bytes
     advertisement: KeyAdvertisement
@@ -153,8 +153,8 @@ class Answering(NamedTuple):
 
 
 Content = Advertising | Sharing | Uploading | Complaining | SurvivorSignature | Answering
-"""An answer that was checked, and has changed nothing yet."""
-_PER_CLIENT: Final = 1 << 12  # bytes of a client's shares for one neighbour, sealed or opened, at most
+"""A checked answer that has not changed anything yet."""
+_PER_CLIENT: Final = 1 << 12  # maximum bytes of a client's shares for one neighbour, sealed or opened
 STAGES: Final = {
     ServerState.AWAITING_KEY_ADVERTISEMENTS: Stage(name="advertise keys", takes_update=False, per_client=0),
     ServerState.AWAITING_ENCRYPTED_SHARES: Stage(name="share keys", takes_update=False, per_client=_PER_CLIENT),
@@ -174,7 +174,7 @@ _CACHED_MESSAGES: Final = 8
 
 
 class Server(StagedServerSession[Content]):
-    """The server of a session, without input or output of its own."""
+    """Server side of one session. It does no I/O."""
 
     def __init__(
         self,
@@ -188,19 +188,19 @@ class Server(StagedServerSession[Content]):
         """Start a session, or continue one from its record.
 
         Args:
-            threads: how many take masks off here.
+            threads: number of threads that remove masks.
         """
         require_number("threads", threads, 1)
         configuration = plan.configuration
         self._kept, self._threads = kept or ServerRecord(plan), threads
         super().__init__(STAGES[self.state], configuration.encode(), invited, configuration.minimum_cohort)
         self.revealed = frozenset[frozenset[ClientId]]()
-        """The sets of clients whose sums the finished session reveals; one set, if all went well."""
+        """The sets of clients whose sums the finished session reveals; normally just one set."""
         self.noise = noise
-        """Noise of its clients; unknown after a restart."""
+        """Noise that its clients add; unknown after a restart."""
         self._said, self._heard, self._out = self._kept.said, self._kept.heard, self._kept.out
         self._judged = 0, False
-        """The number of advertisers that was judged last, and whether they are enough."""
+        """The last number of advertisers that was checked, and whether they are enough."""
         self._known: Settled | None = None
         self._owners = dict[bytes, ClientId]()
         self._verified = dict[ClientId, VerifiedAdvertiser]()
@@ -225,7 +225,7 @@ class Server(StagedServerSession[Content]):
     @property
     def settled(self) -> Settled:
         if self._known is None:
-            raise Misuse("there is no roster before the first round is closed")
+            raise Misuse("the roster does not exist before the first round is closed")
         return self._known
 
     @property
@@ -237,14 +237,14 @@ class Server(StagedServerSession[Content]):
         return frozenset(self._kept.views)
 
     def evidence_of(self, client: ClientId) -> bytes:
-        """Return the digest of what a contributor uploaded and its signature; nothing in semi_honest mode."""
+        """Return the digest of a contributor's upload, and its signature; empty in semi_honest mode."""
         return self._kept.views[client]
 
     def relayed_root(self, client: ClientId) -> bytes:
         return relayed_root(self.settled, self._relayed, self.settled.position_of(client))
 
     def masked_vector(self, upload: bytes) -> RingVector:
-        """Return what the server sees of an upload's first segment; for pictures."""
+        """Return the first masked segment of an upload as the server sees it; for illustrations."""
         whole = MaskedVector(self.configuration)
         whole.add_packed(*MaskedInput.decode(upload, self.roster).packed)
         return whole.vectors[0][: self.configuration.layout.require_rings()[0].length]
@@ -257,7 +257,7 @@ class Server(StagedServerSession[Content]):
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         due, kind = SERVER_TRANSITIONS[self.state][0], message_kind(message)
-        # Nobody but its sender makes a second signature that verifies, so the signature is part of what is known again.
+        # Only the sender can make another valid signature, so a repeated message must have the same signature.
         match kind:
             case MessageKind.COMPLAINT if SENT_INSTEAD.get(self.state) is kind:
                 return Checked(self._checked_complaint(sender, message))
@@ -278,7 +278,7 @@ class Server(StagedServerSession[Content]):
         advertisement = KeyAdvertisement.decode(message, self.configuration)
         if advertisement.client != sender:
             raise PeerMisbehaved(
-                f"{sender} advertises keys for {advertisement.client}",
+                f"{sender} advertises keys in the name of {advertisement.client}",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=unverified(sender),
             )
@@ -329,7 +329,7 @@ class Server(StagedServerSession[Content]):
             case Complaining(message, accused):
                 position = self.settled.position_of(sender)
                 self._complaints[position], kept.complaints[sender] = accused, message
-                # It cannot upload any more; the clients that it accuses stay.
+                # The sender can no longer upload; the clients that it accuses stay.
                 self._leave(sender)
                 self._record(faults_of(self.settled, self._complaints, position, kept.plan.corrupted), who=sender)
             case SurvivorSignature():
@@ -343,7 +343,7 @@ class Server(StagedServerSession[Content]):
         most = self.configuration.maximum_population
         if len(self._kept.advertisements.keys() | {sender}) > most:
             raise PeerMisbehaved(
-                f"{sender} advertises keys and {most} clients have done so",
+                f"{sender} advertises keys, but the maximum of {most} clients already did",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=NOBODY,
             )
@@ -365,9 +365,9 @@ class Server(StagedServerSession[Content]):
         return self._judged[1]
 
     def _require_enough(self, stage: Stage) -> None:
-        del stage  # The state says more.
+        del stage  # The state is more specific.
         if (must := _COUNTED.get(self.state)) is None:
-            # The recovery decides how many shares each secret needs.
+            # Recovery decides how many shares each secret needs.
             return
         is_signing = self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES
         needed = self.configuration.quorum if is_signing else self.configuration.minimum_cohort
@@ -380,7 +380,7 @@ class Server(StagedServerSession[Content]):
             raise ThresholdNotMet(needed=needed, present=present, what="clients", must=must, why=why)
 
     def _is_protected(self, advertised: int) -> bool:
-        """Whether the parameters are safe for this number of advertisers and for the dropouts that may still come."""
+        """Whether the parameters are safe for this number of advertisers and the dropouts that may still happen."""
         plan, missing = self._kept.plan, self.configuration.maximum_population - advertised
         try:
             self.configuration.require_population(
@@ -407,7 +407,7 @@ class Server(StagedServerSession[Content]):
         return STAGES[self.state], self._open
 
     def _settle(self, closed: ServerState) -> None:
-        """Fix what a round that is closed determines: who advertised, who shared keys, or who contributed."""
+        """Fix what a closed round determines: the advertisers, sharers or contributors."""
         kept = self._kept
         match closed:
             case ServerState.AWAITING_KEY_ADVERTISEMENTS:
@@ -419,13 +419,13 @@ class Server(StagedServerSession[Content]):
                 self._known = replace(self.settled, known_sharers=self.settled.set_of(kept.shares))
             case ServerState.AWAITING_MASKED_INPUTS:
                 self._known = replace(self.settled, known_contributors=self.settled.set_of(kept.views))
-                # Before anybody is asked: the answers alone would give the sum of each part.
+                # Before any share is requested: the answers would give the sum of each part.
                 self.roster.require_cohort(self.settled.contributors, _COUNTED[closed])
             case _:
                 pass
 
     def _rebuild(self) -> None:
-        """Follow the record round by round, as if its messages came again."""
+        """Replay the record round by round, as if its messages arrived again."""
         kept, reached = self._kept, _STATES.index(self.state)
         for client, sent in kept.advertisements.items():
             self._keep(client, self._checked_advertisement(client, sent))
@@ -440,7 +440,7 @@ class Server(StagedServerSession[Content]):
             self._keep(client, self._checked_answer(client, sent))
 
     def _open_round(self) -> OpenRound | None:
-        """Return who takes part in the open round, how many answers are enough, and what its messages are."""
+        """Return the open round: its members, their messages, and the answers it needs."""
         settled, kept, configuration = self._known, self._kept, self.configuration
         if settled is None:
             return None
@@ -457,7 +457,7 @@ class Server(StagedServerSession[Content]):
                     settled.sharers,
                     needed,
                     lambda position: deliver_shares(settled, relayed, position).encode(),
-                    # The uploaders are those, among all that shared, that can show shares later.
+                    # All sharers count, because only those that upload can reveal shares later.
                     due=tuple(settled.sharers),
                 )
             case ServerState.AWAITING_SURVIVOR_SIGNATURES:
@@ -489,10 +489,10 @@ class Server(StagedServerSession[Content]):
     # --- The end ------------------------------------------------------------------------------------------------------
 
     def _sum(self, progress: Callable[[int, int], None] | None) -> Released:
-        """Recover the masks that are left, remove them, and return the sum.
+        """Recover and remove the masks that remain, and return the sum.
 
         Implements: [BIK+17] Fig. 4, Round 4, server.
-        Security: once for each session, whose one set of survivors the clients agreed on.
+        Security: called once per session, for the one set of survivors that the clients agreed on.
         """
         settled, total = self.settled, certain(self._kept.total)
         revealed = count_revealed_sets(settled)
@@ -523,7 +523,7 @@ class Server(StagedServerSession[Content]):
             held.clear()
 
     def snapshot(self) -> Secret | None:
-        """Return all that ``restore`` takes to make a server that continues from here; ``faults`` are left out.
+        """Return what ``restore`` needs to create a server that continues from here; ``faults`` are not included.
 
         Security: see ``ServerRecord``. The sum of the uploads in it is masked; the answers of the last round are not.
         """
@@ -536,14 +536,14 @@ class Server(StagedServerSession[Content]):
         try:
             return cls(kept.plan, invited, threads=threads, kept=kept)
         except (PeerMisbehaved, AuthenticationFailed) as error:
-            raise MalformedMessage(f"the snapshot contradicts itself: {error}", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"the snapshot is inconsistent: {error}", reason=Reason.NOT_CANONICAL) from None
 
 
 class OpenRound(Confined, Mapping[ClientId, bytes]):
-    """The messages of a round after the first, by client, each made when it is asked for; and whether answers suffice.
+    """The messages of a round after the first, by client, each created on request; counts whether answers suffice.
 
-    Around each client that shared its secrets enough of its neighbours have to answer, because they hold the shares.
-    Answers are counted as they come, so that asking costs nothing however many clients there are.
+    For each client that shared its secrets, enough neighbours must answer, because they hold the shares. Answers are
+    counted on arrival, so the check costs the same for any number of clients.
     """
 
     def __init__(  # noqa: PLR0913 -- what a round is
@@ -556,25 +556,25 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         threshold: int,
         graph: Graph,
     ) -> None:
-        """Open a round that nobody has answered.
+        """Open a round without answers.
 
         Args:
-            members: the clients that take part, with their positions.
-            message: makes the message for a position, always the same bytes.
-            needed: how many answers closing takes.
-            due: the positions around which ``threshold`` neighbours have to answer; None for all who answer.
+            members: the participating clients and their positions.
+            message: creates the message for a position, always the same bytes.
+            needed: number of answers needed to close the round.
+            due: positions that need answers from ``threshold`` neighbours; None for all positions that answer.
         """
         self._members, self._answers = members, 0
         self._message = lru_cache(maxsize=_CACHED_MESSAGES)(message)
         self._graph, self._threshold, self._is_mutual = graph, threshold, due is None
-        # In a full graph everybody is a neighbour of everybody but itself, so that a number says it all.
+        # In a full graph all other clients are neighbours, so a count suffices.
         is_sparse = graph.topology is Topology.SPARSE
         self._needed = needed if is_sparse or due == () else max(needed, threshold + 1)
         self._around = dict.fromkeys(range(graph.population), 0) if is_sparse and due != () else dict[int, int]()
-        """Number of neighbours of each position that have answered, in a sparse graph."""
+        """Number of neighbours that have answered, by position; only in a sparse graph."""
         self._due = set[int](due or ())
         self._short = len(self._due) if self._around else 0
-        """Number of positions in ``due`` around which too few have answered."""
+        """Number of positions in ``due`` for which too few neighbours have answered."""
 
     def __getitem__(self, client: ClientId) -> bytes:
         return self._message(self._members[client])
@@ -589,7 +589,7 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
         return len(self._members)
 
     def count(self, client: ClientId) -> None:
-        """Count the answer of a client that takes part, once."""
+        """Count a participating client's answer; call it once per client."""
         position = self._members[client]
         self._answers += 1
         if not self._around:
@@ -621,13 +621,13 @@ _TOTAL: Final = Field(lambda writer, total: writer.borrowed(b"".join(total.pack(
 
 @dataclass(slots=True)
 class ServerRecord(Message):
-    """Everything that a server remembers of a session, and its canonical encoding, from which another continues.
+    """Everything that a server remembers about a session, in an encoding from which another server can continue.
 
-    The sum of the uploads stands for the uploads. A record is not public: with the answers of the last round in it, it
-    determines what the server would compute. Reading it back checks its form and not its signatures, which were checked
-    before: keep it where only the server writes.
+    It contains the sum of the uploads rather than the uploads. A record is not public: with the answers of the last
+    round it determines the server's result. Decoding checks the format but not the signatures, which were checked
+    before, so store it where only the server can write.
 
-    Claim PM-11: the model checker ends a server's process at any time, and resumes from the stored record.
+    Claim PM-11: the model checker stops a server's process at any time and resumes from the stored record.
     """
 
     kind: ClassVar = MessageKind.SERVER_SNAPSHOT
@@ -638,7 +638,7 @@ class ServerRecord(Message):
     advertisements: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
     shares: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
     views: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
-    """The contributors so far; in active mode with the digest of what each sent and its signature, as evidence."""
+    """The contributors so far; in active mode with the digest and signature of each upload, as evidence."""
     complaints: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
     signatures: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
     answers: Annotated[dict[ClientId, bytes], _KEPT] = field(default_factory=dict[ClientId, bytes], repr=False)
@@ -647,43 +647,43 @@ class ServerRecord(Message):
         default_factory=dict[ClientId, set[bytes]], repr=False
     )
     out: Annotated[set[ClientId], mapped(CLIENT)] = field(default_factory=set[ClientId])
-    """Clients that left, or were put out; they count as dropped from then on."""
+    """Clients that left or were excluded; they count as dropped from then on."""
     total: Annotated[MaskedVector | None, optional(_TOTAL)] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         is_active = self.plan.configuration.is_active
         if self.state in _FINAL_STATES or (self.state is ServerState.AWAITING_SURVIVOR_SIGNATURES and not is_active):
-            raise InvalidParameters(f"no server of this mode continues from {self.state}")
+            raise InvalidParameters(f"a server of this mode cannot be restored from state {self.state}")
 
     @property
     def answered(self) -> Mapping[ClientId, bytes]:
-        """Clients that have sent the message of this state, with the messages."""
+        """Messages of the current state, by the client that sent them."""
         sent = self.advertisements, self.shares, self.views, self.signatures
         return dict(zip(_STATES, sent, strict=False)).get(self.state, self.answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairwiseHelpers:
-    """Resources of a server; it has no helper."""
+    """A server's resources; this protocol has no helpers."""
 
     coins: Coins
     authority: bytes = NO_AUTHORITY
     standing: Standing = NO_STANDING
-    """The head of the authority's roster, which clients want to be of today."""
+    """The head of the authority's roster; clients require a recent one."""
     threads: int = 1
 
 
 def open_session(
     subject: Subject, settings: PairwiseOptions, invited: frozenset[ClientId] | None, helpers: PairwiseHelpers
 ) -> Server:
-    """Begin a session.
+    """Open a session on the server.
 
     Raises:
-        InvalidParameters: no such session is safe; the message says what to relax.
+        InvalidParameters: no safe session exists; the message says what to relax.
     """
     population = settings.population if invited is None else len(invited)
     if population is None:
-        raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
+        raise InvalidParameters("set settings.population to the number of invited clients, or name them")
     plan = settings.plan(subject, population, helpers.authority, helpers.coins, helpers.standing)
     noise = noise_of(plan.configuration, settings, settings.corrupted)
     return Server(plan, invited, threads=helpers.threads, noise=noise)

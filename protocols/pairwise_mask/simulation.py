@@ -1,4 +1,4 @@
-"""Pairwise masks in one process, what a session costs, and the entry in the registry of protocols."""
+"""Simulation of pairwise masks in one process, cost estimates, and the entry in the protocol registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from secagg.session.sealed_state import MemoryLatch
 
 from .client import PairwiseMember
 from .client_record import Recorder
-from .configuration import DIGEST_BYTES, KEEPS, NO_AUTHORITY, SessionConfiguration, set_bytes
+from .configuration import DIGEST_BYTES, ENFORCED, NO_AUTHORITY, SessionConfiguration, set_bytes
 from .graph import MAXIMUM_POPULATION, least_privacy_bits
 from .plan import PairwiseOptions, plan_session
 from .session import STAGES, PairwiseHelpers, Server, open_session
@@ -35,7 +35,7 @@ from .suites import COMMITMENT_BYTES, SHARES_BYTES
 
 
 def describe(session: Server) -> tuple[str, ...]:
-    """Return the plan, a line each."""
+    """Return a description of the plan, one line per element."""
     configuration = session.configuration
     widths = sorted({segment.modulus_bits for segment in configuration.layout.require_rings()})
     most = configuration.maximum_population
@@ -45,13 +45,13 @@ def describe(session: Server) -> tuple[str, ...]:
             f"{configuration.topology.value} graph, {configuration.suite.value}"
         ),
         (
-            f"{configuration.degree_among(most)} neighbours, of whose shares any {configuration.threshold} recover a "
-            f"secret; nothing is released of fewer than {configuration.minimum_cohort}"
+            f"{configuration.degree_among(most)} neighbours, any {configuration.threshold} of whose shares recover a "
+            f"secret; no sum of fewer than {configuration.minimum_cohort} is released"
         ),
     ]
     if configuration.quorum:
         lines.append(
-            f"the survivors are certified by {configuration.quorum} of a committee of "
+            f"the survivors are certified by {configuration.quorum} members of a committee of "
             f"{configuration.committee_among(most)}"
         )
     if session.noise is not None:
@@ -114,7 +114,7 @@ class PairwiseSimulation(Confined):
         return 0
 
     def close(self) -> None:
-        """End; nothing outlives a session."""
+        """End the simulation; nothing survives a session."""
 
 
 # --- Costs ------------------------------------------------------------------------------------------------------------
@@ -123,23 +123,23 @@ class PairwiseSimulation(Confined):
 _HEADER: Final = 7 + CONTEXT_TAG_BYTES
 _COUNT, _ID = 4, 8
 _AUTHORITY = b"\x01" * IDENTITY_KEY_BYTES
-"""Placeholder for the key of an authority; only its length counts here."""
+"""Placeholder for an authority's key; only its length matters here."""
 _OWN_STEPS: Final = 8
-"""Work of a client for itself, in units of its work for a neighbour."""
+"""A client's work for itself, in units of its work for one neighbour."""
 _SIGNATURES_OF_A_STEP: Final = 5
-"""Number of the committee's signatures that are verified in the time that a neighbour takes."""
+"""Number of committee signatures that are verified in the time of one neighbour's work."""
 _PASSES: Final = 8
-"""Passes over an upload besides its masks: packed, hashed, checked, sent, read and added."""
+"""Passes over an upload besides its masks: pack, hash, check, send, read and add."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None) -> Iterator[Costs]:
-    """Plan a session, with a sparse graph where one is safe, and count by lengths and degrees alone.
+    """Plan a session, with a sparse graph where that is safe, and estimate its costs from lengths and degrees.
 
-    A rehearsal would take the work of all clients: minutes for a thousand, and nobody rehearses a million. Without
-    ``dropped``, one client in twenty may drop out and one be corrupted, as in the rehearsals that are timed.
+    Running it would take the work of all clients: minutes for a thousand, and infeasible for a million. Without
+    ``dropped``, it assumes that one client in twenty drops out and one is corrupted, as in the timed rehearsals.
 
     Raises:
-        InvalidParameters: no such session is safe; the message says what to relax.
+        InvalidParameters: no safe session exists; the message says what to relax.
     """
     rare = clients // ONE_IN
     corrupted, leaving = (rare, rare) if dropped is None else (usual_corrupted(clients), dropped)
@@ -147,13 +147,13 @@ def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None
     subject = Subject(task=b"federated training", round_number=0, layout=layout, capacity=clients)
     configuration = plan_session(subject, settings, clients, _Zeros(), _AUTHORITY).configuration
     degree = configuration.degree_among(clients)
-    # Everybody who uploads leaves a self mask, everybody who vanishes before that the masks of its edges.
+    # Each client that uploads leaves a self mask; each client that drops out before leaves the masks of its edges.
     masks = clients - rare + rare * degree
     calls, length = mask_cipher_calls(configuration.segments), ring_length(configuration.segments)
     up_bytes, down_bytes = _bytes(configuration, clients, degree)
     yield Costs(
-        plan=f"active mode, {suite.value}, for {corrupted} corrupted clients and {leaving} that drop out; "
-        f"{degree} neighbours, of whom {configuration.threshold} recover a secret",
+        plan=f"active mode, {suite.value}, for {corrupted} corrupted and {leaving} dropped clients; "
+        f"{degree} neighbours, of which {configuration.threshold} recover a secret",
         payload_bytes=layout.payload_bytes,
         up_bytes=up_bytes,
         down_bytes=down_bytes,
@@ -171,21 +171,21 @@ def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None
 
 
 class _Zeros:
-    """Coins for a plan that is counted and never offered; what it draws is public."""
+    """Coins for a plan that is only costed and never offered; their output is public."""
 
     def draw(self, count: int) -> bytearray:
         return bytearray(count)
 
 
 def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tuple[int, int]:
-    """Return the bytes that one client sends and receives, round by round; ids are taken for consecutive."""
-    # In the hybrid suite of two neighbours one sends the seed of their edge, so a client has half of them on average.
+    """Return the bytes that one client sends and receives, round by round, assuming consecutive ids."""
+    # In the hybrid suite one of two neighbours sends the seed of their edge, so a client sends half of them on average.
     key, overhead = sealing_sizes(configuration.suite)
     is_hybrid = configuration.suite is Suite.HYBRID
     sealed = SHARES_BYTES + COMMITMENT_BYTES + (overhead if is_hybrid else TAG_BYTES)
     edges = degree * (COMMITMENT_BYTES + KEY_BYTES + overhead) // 2 if is_hybrid else 0
     entry = 2 * key + COMMITMENT_BYTES + IDENTITY_KEY_BYTES + GRANT_BYTES + SIGNATURE_BYTES
-    # Where everybody is on the committee it is asked too; in a large one nearly nobody is.
+    # If everyone is on the committee, this client is; on a small committee of a large session, almost no client is.
     asked = not configuration.committee_size
     up = (
         _HEADER + _ID + entry,
@@ -207,7 +207,7 @@ def _bytes(configuration: SessionConfiguration, clients: int, degree: int) -> tu
 
 
 def _proof_nodes(clients: int, degree: int) -> int:
-    """Return how many hashes prove a client and its neighbours, if they stand evenly among all; others take fewer."""
+    """Return the number of hashes that prove evenly spaced positions; other positions need fewer."""
     known = {place * clients // (degree + 1) for place in range(degree + 1)}
     width, nodes = clients, 0
     while width > 1:
@@ -221,7 +221,7 @@ def _proof_nodes(clients: int, degree: int) -> int:
 
 ENTRY: Final = ProtocolEntry(
     name="pairwise",
-    summary="pairwise masks: one server, four or five exchanges, any number of dropouts that was planned for",
+    summary="pairwise masks: one server, four or five exchanges, tolerates the dropouts it was planned for",
     settings=PairwiseOptions,
     segments=frozenset({RingSegment}),
     rounds=True,
@@ -229,11 +229,11 @@ ENTRY: Final = ProtocolEntry(
     takes=PairwiseOptions.takes,
     describe=describe,
     open_session=open_session,
-    keeps=KEEPS,
+    keeps=ENFORCED,
     helpers=PairwiseHelpers,
     simulate=PairwiseSimulation,
     restore=Server.restore,
     costs=costs,
-    trust="an authority apart from the server; no more corrupted clients than planned for (one in ten); the "
+    trust="an authority independent of the server; at most the planned corrupted clients (one in ten); the "
     "server may be active",
 )

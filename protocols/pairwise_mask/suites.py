@@ -1,10 +1,10 @@
-"""Commitments to secrets, and the two suites of key agreement behind one interface, which the rounds do not tell apart.
+"""Commitments to secrets, and the two key-agreement suites behind one interface that the rounds use.
 
-A commitment hashes a uniform value of almost 256 bits with where it belongs, which hides the value and fixes it.
+A commitment hashes a uniform value of almost 256 bits and its context, which hides and binds the value.
 
-In the classic suite both ends of an edge derive its seed from their mask keys. In the hybrid suite one end chooses it,
-as a function of its root, and seals it to the other in round 1, together with a commitment, so that an end that seals
-one seed and masks with another is found out. In both, the root of either end recovers the seed.
+In the classic suite both ends of an edge derive its seed from their mask keys. In the hybrid suite one end derives the
+seed from its root and seals it to the other in round 1, with a commitment; so an end that seals one seed and masks with
+another is detected. In both suites the root of either end recovers the seed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class SharedSecret(Enum):
-    """The two secrets that a client shares; one of them is ever recovered."""
+    """The two secrets that a client shares; only one of them is ever recovered."""
 
     MASK_ROOT = b"mask root"
-    """Recovered when its owner dropped out."""
+    """Recovered if its owner dropped out."""
     SELF_MASK_SEED = b"self-mask seed"
-    """Recovered when its owner contributed."""
+    """Recovered if its owner contributed."""
 
 
 _SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secret in SharedSecret}
@@ -48,7 +48,7 @@ _SHARE_DIGESTS: Final = {secret: bind(Label.SHARE_DIGEST, secret.value) for secr
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Place of a pair of shares: its dealer, its holder, its point and its session."""
+    """Place of a pair of shares: its dealer, holder, evaluation point and session."""
 
     context: SessionContext
     dealer: ClientId
@@ -68,33 +68,33 @@ class SharePlace:
     def commit_to(self, mask_root_digest: bytes, self_mask_seed_digest: bytes) -> bytes:
         """Return the commitment to both shares.
 
-        Deviation: [BIK+17] commits to nothing, so it cannot say whether a dealer or a holder lied. Only one of the two
-        shares is ever shown to the server, so each has a digest of its own and the commitment is to both digests; the
-        holder shows one share and the digest of the other.
+        Deviation: [BIK+17] has no such commitment, so it cannot tell whether a dealer or a holder lied. The server only
+        ever sees one of the two shares. Each share therefore has its own digest, and the commitment covers both
+        digests; the holder reveals one share and the digest of the other.
         """
         statement = Label.SHARES_COMMITMENT + self._framed + frame(mask_root_digest, self_mask_seed_digest)
         return hashlib.sha256(statement).digest()
 
     def fits(self, share: Secret, secret: SharedSecret, other_digest: bytes, commitment: bytes) -> bool:
-        """Whether one share and the digest of the other match the dealer's commitment."""
+        """Whether a share and the digest of the other share match the dealer's commitment."""
         own = self.digest_of(share.expose(), secret)
         digests = (own, other_digest) if secret is SharedSecret.MASK_ROOT else (other_digest, own)
         return compare_digest(self.commit_to(*digests), commitment)
 
 
 def commit_to_self_mask(seed: Secret, client: ClientId, attempt: AttemptContext) -> bytes:
-    """Return the commitment by which a reconstructed self-mask seed is recognised."""
+    """Return the commitment that a recovered self-mask seed is checked against."""
     return _hash(seed, Label.SELF_MASK_COMMITMENT, attempt.digest, client.encode())
 
 
 def commit_to_edge_seed(seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext) -> bytes:
-    """Return the commitment to the seed of an edge, by the end that chooses it."""
+    """Return the commitment to an edge seed, made by the end that chooses it."""
     return _hash(seed, Label.EDGE_SEED_COMMITMENT, context.digest, sender.encode(), receiver.encode())
 
 
 def _hash(secret: Secret, label: Label, *parts: bytes) -> bytes:
     digest = hashlib.sha256(bind(label, *parts))
-    # The secret comes last, at a fixed length, straight from its own buffer.
+    # The secret comes last, with a fixed length, directly from its own buffer.
     digest.update(secret.expose())
     return digest.digest()
 
@@ -107,7 +107,7 @@ COMMITMENT_BYTES: Final = 32
 
 PublicKey = Any
 KeyPair = Any
-"""Key pair of either suite; a session has one suite, which makes and takes both."""
+"""Key pair of either suite; a session uses only one suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class PublishedKeys:
 
 @dataclass(slots=True, eq=False, repr=False)
 class MaskKeys(Confined):
-    """The key pair that a client masks with, and the root that it follows from: its own, or a recovered one."""
+    """The key pair that a client masks with, and the root it was derived from; its own, or recovered by the server."""
 
     client: ClientId
     pair: KeyPair
@@ -137,7 +137,7 @@ class MaskKeys(Confined):
 
 @dataclass(slots=True, eq=False, repr=False)
 class OwnKeys(Confined):
-    """The two key pairs of one client in one attempt."""
+    """One client's two key pairs in one attempt."""
 
     client: ClientId
     channel: KeyPair
@@ -156,13 +156,13 @@ class OwnKeys(Confined):
 
 
 class ClassicSuite:
-    """X25519: a pairwise seed follows from two public keys. The hybrid suite does each of this in its own way."""
+    """X25519: a pairwise seed is derived from two public keys. ``HybridSuite`` overrides each step."""
 
     public_key_bytes: int = X25519_BYTES
     sealed_bytes: int = SHARES_BYTES + TAG_BYTES
-    """The length of the two sealed shares of one neighbour."""
+    """Length of the two sealed shares for one neighbour."""
     edge_bytes: int = 0
-    """The length of what the sending end of an edge adds in round 1; 0 where both ends derive the seed."""
+    """Length of what the sending end of an edge adds in round 1; 0 if both ends derive the seed."""
 
     def key_pair(self, root: Secret, role: KeyRole, attempt: AttemptContext) -> KeyPair:
         return X25519KeyPair(root, role, attempt)
@@ -171,7 +171,7 @@ class ClassicSuite:
         return X25519PublicKey(encoded, culprits)
 
     def seal_shares(self, own: OwnKeys, peer: PublishedKeys, context: SessionContext, shares: Secret) -> bytes:
-        """Encrypt two shares to a neighbour; once for each neighbour."""
+        """Encrypt two shares to a neighbour; call it once for each neighbour."""
         key = SealingKey(own.channel.channel_key_to(own.client, (peer.client, peer.channel), context))
         return key.seal(_header(context, own.client, peer.client), shares)
 
@@ -181,7 +181,7 @@ class ClassicSuite:
             return open_sealed(key, header, sealed, kind="shares", length=SHARES_BYTES)
 
     def offer_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
-        """Return what the sending end of an edge sends along, for the other end to know the seed."""
+        """Return the message by which the sending end of an edge gives the other end the seed."""
         del own, peer, context
         return b""
 
@@ -198,7 +198,7 @@ class ClassicSuite:
     def check_revealed_seed(
         self, seed: Secret, sender: ClientId, receiver: ClientId, context: SessionContext, edge: bytes
     ) -> bool:
-        """Whether a seed is the one that the sending end committed to; never where nothing is committed to."""
+        """Whether the sending end committed to this seed; always false if the suite has no commitments."""
         del seed, sender, receiver, context, edge
         return False
 
@@ -207,7 +207,7 @@ class HybridSuite(ClassicSuite):
     """ML-KEM-768 with X25519: the sending end of an edge chooses its seed, seals it and commits to it."""
 
     def __init__(self) -> None:
-        """Import the hybrid key agreement, which fails where the backend has no ML-KEM."""
+        """Import the hybrid key agreement, which raises an error if the backend lacks ML-KEM."""
         from secagg.crypto import hybrid_key_agreement as backend  # noqa: PLC0415 -- its import fails closed
 
         self._backend = backend
@@ -236,12 +236,12 @@ class HybridSuite(ClassicSuite):
             return commit_to_edge_seed(seed, own.client, peer.client, context) + sealed
 
     def seed_of_sent_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Derive the seed from the root, which the server may have recovered, and compare it with the commitment."""
+        """Derive the seed from the root, which the server may have recovered, and check it against the commitment."""
         seed = self._backend.edge_seed(own.root, own.client, peer.client, context)
         return self._require_committed(seed, own.client, peer.client, context, edge)
 
     def seed_of_received_edge(self, own: MaskKeys, peer: PublishedKeys, context: SessionContext, edge: bytes) -> Secret:
-        """Open the sealed seed and compare it with the commitment."""
+        """Open the sealed seed and check it against the commitment."""
         sealed = edge[COMMITMENT_BYTES:]
         seed = self._backend.open_edge_seed(own.pair, sealed, peer.client, own.client, context)
         return self._require_committed(seed, peer.client, own.client, context, edge)
@@ -257,7 +257,7 @@ class HybridSuite(ClassicSuite):
         if not self.check_revealed_seed(seed, sender, receiver, context, edge):
             seed.wipe()
             raise PeerMisbehaved(
-                f"the seed of the edge from {sender} to {receiver} is not the one that {sender} committed to",
+                f"the seed of the edge from {sender} to {receiver} does not match {sender}'s commitment",
                 reason=Reason.COMMITMENT_MISMATCH,
                 culprits=unverified(sender),
             )
@@ -266,7 +266,7 @@ class HybridSuite(ClassicSuite):
 
 @cache
 def key_suite(suite: Suite) -> ClassicSuite:
-    """Return the implementation of a suite; raises ``InvalidParameters`` if the backend lacks an algorithm of it."""
+    """Return the implementation of a suite; raises ``InvalidParameters`` if the backend lacks one of its algorithms."""
     return ClassicSuite() if suite is Suite.CLASSIC else HybridSuite()
 
 

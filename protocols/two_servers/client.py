@@ -17,7 +17,7 @@ from secagg.session.certificates import Authority
 from secagg.session.one_answer import OneStageClientSession
 from secagg.session.standings import require_standing
 
-from .configuration import KEEPS, IndexingConfiguration, clipped
+from .configuration import ENFORCED, IndexingConfiguration, clipped
 from .offers import Invitation, RoundStamp, ServerOffer, UploadHalves
 from .upload import (
     UPLOAD_SEED_BYTES,
@@ -101,7 +101,7 @@ class Client(OneStageClientSession):
         member, now = self._member, self._member.clock()
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time must be a datetime with a time zone")
-        member.policy.admit("the offered round", KEEPS, configuration.compared())
+        member.policy.admit("the offered round", ENFORCED, configuration.compared())
         if configuration.layout != layout:
             raise _below("its layout or codebooks are not those that this client encodes with")
         if now.timestamp() >= configuration.expiry:

@@ -63,7 +63,7 @@ _DEVIATIONS: Final = 6
 _VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
 
 
-KEEPS: Final = frozenset(
+ENFORCED: Final = frozenset(
     (
         *("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length"),
         *("minimum_form", "maximum_standing_age"),

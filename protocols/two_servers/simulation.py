@@ -27,7 +27,7 @@ from secagg.session.roles import Subject
 from secagg.session.run import Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length
 
 from .client import Client
-from .configuration import KEEPS, SERVERS, IndexingConfiguration
+from .configuration import ENFORCED, SERVERS, IndexingConfiguration
 from .offers import Invitation, RoundOffers
 from .point_functions.generation import ServerShare
 from .point_functions.lanes import LaneGroup, Lanes
@@ -293,7 +293,7 @@ ENTRY: Final = ProtocolEntry(
     describe=describe,
     simulate_cheater=cheater,
     open_session=open_session,
-    keeps=KEEPS,
+    keeps=ENFORCED,
     helpers=TwoServersHelpers,
     simulate=TwoServersSimulation,
     costs=costs,

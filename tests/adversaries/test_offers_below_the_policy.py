@@ -136,7 +136,7 @@ def test_a_threshold_for_a_graph_that_is_drawn_once_ends_a_session_in_active_mod
     careless(session, replace(session.server.configuration, degree=32, threshold=31, quorum=66))
     message = roster_for(session).message_to(4).encode()
     error = refused(session, victim, message, PeerMisbehaved, Reason.BELOW_FLOOR, {ServerId()})
-    assert "must lie in 32..32" in str(error)
+    assert "must be in 32..32" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def cut_apart(mode: SecurityMode, reached: ServerState) -> tuple[InsecurePairwis
 
 def refuses(session: InsecurePairwiseSession, position: int, message: bytes) -> None:
     client = session.clients[session.server.roster.clients[position]]
-    with pytest.raises(ThresholdNotMet, match="cut apart") as caught:
+    with pytest.raises(ThresholdNotMet, match="have split") as caught:
         client.answer(message)
     assert (caught.value.needed, caught.value.present) == (5, 4)
     assert client.state is ClientState.ABORTED
@@ -178,7 +178,7 @@ def test_a_server_asks_nobody_for_a_share_of_contributors_that_dropouts_have_cut
     session, left = cut_apart(SecurityMode.SEMI_HONEST, ServerState.AWAITING_MASKED_INPUTS)
     clients = session.server.roster.clients
     session.drop(*(clients[position] for position in range(12) if position not in left))
-    with pytest.raises(ThresholdNotMet, match="cut apart"):
+    with pytest.raises(ThresholdNotMet, match="have split"):
         session.step()
     assert session.server.state is ServerState.ABORTED
     assert session.server.stage is None

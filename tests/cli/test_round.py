@@ -243,7 +243,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--noise", "1", "--epsilon", "0"], "budget_epsilon must be above 0"),
         (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
         (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
-        (["--compression", "pq"], "pairwise sums no IndexSegment"),
+        (["--compression", "pq"], "pairwise does not support IndexSegment"),
         (["--protocol", "two-servers", "--compression", "dither"], "choose a scheme without fine bits"),
         (["--compression", "sq", "--bits", "8"], "--bits is not for --compression sq"),
         (["--protocol", "enclave", "--bits", "8"], "--bits is not for --compression pq"),
@@ -258,7 +258,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--groups", "2", "--drop", "11"], "--drop is in 0..5; got 6"),
         (["--groups", "6"], "no sparse graph of 2 clients"),
         (["--set", "colour=red"], "pairwise has no setting 'colour'; there are mode, topology"),
-        (["--set", "check_words"], "--set takes name=value"),
+        (["--set", "check_words"], "--set must be name=value"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_what_to_change(
@@ -296,7 +296,7 @@ def test_more_dropouts_than_clients_are_refused() -> None:
 def test_more_clients_than_the_codec_can_add_up_are_refused_before_anything_is_sent() -> None:
     inputs = WindowedInputs(input_bits=4, length=10, clients=8, seed=b"")
     subject = Subject(task=b"t", round_number=1, layout=inputs.layout, capacity=inputs.capacity)
-    with pytest.raises(InvalidParameters, match="take a wider ring, or invite fewer"):
+    with pytest.raises(InvalidParameters, match="use a wider ring, or invite fewer"):
         find("pairwise").settings().plan(subject, 20, bytes(32), SystemCoins())
 
 

@@ -40,7 +40,7 @@ def test_2_two_stories_about_who_dropped_out_get_no_quorum_in_active_mode(outcom
 def test_3_keys_of_the_servers_own_are_noticed(outcomes: dict[str, Any], mode: str) -> None:
     outcome = outcomes[f"{mode}substituted_keys"]
     assert counts(outcome)[1] == (8, 6)
-    assert "are not those of the roster's root" in outcome["log"]
+    assert "do not match the roster's root" in outcome["log"]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_3_keys_of_the_servers_own_are_noticed(outcomes: dict[str, Any], mode: s
     [
         ("low_cohort", "a cohort of 2 is below 3"),
         ("active:low_threshold", "parameters that do not protect this client"),
-        ("low_ring", "the offer has another layout than this client"),
-        ("large_population", "20000 clients exceed the capacity"),
+        ("low_ring", "the offer's layout differs from this client"),
+        ("large_population", "20000 clients exceed the decoder's capacity"),
     ],
 )
 def test_5_parameters_below_a_clients_policy_are_refused(outcomes: dict[str, Any], name: str, reason: str) -> None:
@@ -62,7 +62,7 @@ def test_5_parameters_below_a_clients_policy_are_refused(outcomes: dict[str, Any
 
 def test_6_a_graph_that_the_server_chose_afterwards_is_refused(outcomes: dict[str, Any]) -> None:
     assert counts(outcomes["other_graph"]) == [(8, 8), (8, 0)] or outcomes["other_graph"]["left"] == 8
-    assert "the seed of the graph is not the one that the offer commits to" in outcomes["other_graph"]["log"]
+    assert "the graph seed does not match the offer's commitment" in outcomes["other_graph"]["log"]
 
 
 def test_7_names_of_records_are_all_that_a_server_sees_beside_the_protocol(outcomes: dict[str, Any]) -> None:
@@ -114,10 +114,10 @@ def test_two_stories_give_no_wrong_sum_in_semi_honest_mode(outcomes: dict[str, A
 @pytest.mark.parametrize(
     ("name", "stage", "reason", "code"),
     [
-        ("other_terms", 0, "another application_digest (capacity, noise, terms) than this client", "terms"),
+        ("other_terms", 0, "application_digest (capacity, noise, terms) differs from this client", "terms"),
         ("other_field", 0, "the secagg record lacks 'terms'", "left"),
         ("other_task", 0, " again', and this run is ", "terms"),
-        ("other_round", 0, "another round_number than this client", "terms"),
+        ("other_round", 0, "round_number differs from this client", "terms"),
         ("other_layout", 0, "another layout than this client", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),
         ("unreadable_model", 2, "a message could not be read", "left"),

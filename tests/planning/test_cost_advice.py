@@ -69,7 +69,7 @@ def test_the_number_of_dropouts_is_the_same_everywhere(clients: int, most: int) 
     pairwise = compare(request).shortest("pairwise")
     assert pairwise is not None
     corrupted = usual_corrupted(clients)
-    assert f"for {corrupted} corrupted clients and {most} that drop out" in pairwise.costs.plan
+    assert f"for {corrupted} corrupted and {most} dropped clients" in pairwise.costs.plan
     said = starting(list(advice(request, compare(request))), f"{most} of {clients} clients may drop out (--dropped)")
     assert f"and {corrupted} be corrupted; pairwise masks tolerate at most " in said
     assert SecAggSettings().tolerated_dropouts(clients) == most
@@ -79,7 +79,7 @@ def test_a_given_number_of_dropouts_is_used_and_too_many_are_refused_with_the_li
     asked = PlanRequest(shapes=shapes_of_blocks(1 << 10, 4), block_size=4, clients=20, dropped=7)
     found = compare(asked).shortest("pairwise")
     assert found is not None
-    assert "for 2 corrupted clients and 7 that drop out" in found.costs.plan
+    assert "for 2 corrupted and 7 dropped clients" in found.costs.plan
     said = advice_on(blocks=1 << 10, clients=20, dropped=10)
     assert "20 clients with 2 corrupted tolerate at most 7 dropouts; you asked for 10" in starting(
         said, "Left out: pair"

@@ -61,5 +61,5 @@ def test_a_plan_for_more_dropouts_says_how_many_there_may_be(population: int, mo
 
 def test_a_cohort_without_any_session_is_told_so() -> None:
     assert PairwiseOptions(corrupted=4, mode=SecurityMode.ACTIVE).most_dropped(5) is None
-    with pytest.raises(InvalidParameters, match="5 clients with 4 corrupted have no session in active mode"):
+    with pytest.raises(InvalidParameters, match="5 clients with 4 corrupted cannot run a session in active mode"):
         PairwiseOptions(corrupted=4).plan(SessionSetup().subject, 5, b"\1" * 32, SystemCoins())

@@ -76,7 +76,7 @@ def test_what_is_configured_is_released(setup: SessionSetup) -> None:
     ids=["too many segments", "too long a segment"],
 )
 def test_a_layout_whose_masks_no_key_gives_is_refused_before_anybody_masks(layout: Layout) -> None:
-    with pytest.raises(InvalidParameters, match="mask's stream"):
+    with pytest.raises(InvalidParameters, match="stream segments"):
         SessionSetup(layout=layout, mode=SecurityMode.SEMI_HONEST).plan()
 
 

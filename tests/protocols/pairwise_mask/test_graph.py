@@ -175,8 +175,8 @@ def test_a_committee_of_the_population_is_everyone() -> None:
         (Topology.SPARSE, 10, -2, SEED, "even degree"),
         (Topology.SPARSE, 10, 10, SEED, "even degree"),
         (Topology.SPARSE, 2, 2, SEED, "even degree"),
-        (Topology.SPARSE, 10, 4.0, SEED, "degree is an integer"),
-        (Topology.FULL, 2, True, SEED, "degree is an integer"),
+        (Topology.SPARSE, 10, 4.0, SEED, "degree must be an integer"),
+        (Topology.FULL, 2, True, SEED, "degree must be an integer"),
         (Topology.SPARSE, 10, 4, SEED[:31], "32 bytes"),
         (Topology.SPARSE, 10, 4, SEED + b"\0", "32 bytes"),
         (Topology.SPARSE, 10, 4, bytearray(SEED), "32 bytes"),
@@ -191,11 +191,11 @@ def test_a_graph_that_is_none_is_refused(topology: Any, population: Any, degree:
 @pytest.mark.parametrize("position", [-1, 10, True, 1.0, None])
 def test_a_position_outside_the_population_is_refused(position: Any) -> None:
     for graph in (sparse(10, 4), full(10)):
-        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+        with pytest.raises(Misuse, match=r"a position must be in 0\.\.9"):
             graph.neighbours(position)
-        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+        with pytest.raises(Misuse, match=r"a position must be in 0\.\.9"):
             graph.sends_edge_seed(position, 1)
-        with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+        with pytest.raises(Misuse, match=r"a position must be in 0\.\.9"):
             graph.sends_edge_seed(1, position)
 
 
@@ -213,5 +213,5 @@ def test_the_largest_population_is_accepted() -> None:
 def test_nobody_outside_the_population_holds_a_share_or_deals_one(position: Any) -> None:
     for graph in (sparse(10, 4), full(10)):
         for holder, dealer in ((position, 1), (1, position)):
-            with pytest.raises(Misuse, match=r"a position is in 0\.\.9"):
+            with pytest.raises(Misuse, match=r"a position must be in 0\.\.9"):
                 graph.point_of(holder, dealer)

@@ -84,7 +84,7 @@ def test_before_the_first_round_is_closed_everybody_is_sent_the_offer() -> None:
     server = session_of(6).server
     assert server.awaited is None
     assert server.message_to(STRANGER) == server.invitation
-    with pytest.raises(Misuse, match="no roster before the first round is closed"):
+    with pytest.raises(Misuse, match="does not exist before the first round is closed"):
         _ = server.roster
     server.drop(STRANGER)
     assert server.message_to(STRANGER) is None

@@ -161,7 +161,7 @@ def test_revealed_sets_span_all_that_cancels_the_unknown_masks(seen: Transcript)
 
 
 def test_a_client_that_masks_with_itself_is_refused() -> None:
-    with pytest.raises(Misuse, match="client/2 masks with itself"):
+    with pytest.raises(Misuse, match="client/2 is among its own peers"):
         transcript({1: {2}, 2: {1, 2}})
 
 

@@ -72,10 +72,10 @@ def test_the_bytes_of_a_list_are_pinned() -> None:
     [
         (b"\x80\x00", "ends in zeros"),
         (b"\xff\x80\x00", "ends in zeros"),
-        (b"\xff" * 9 + b"\x02", "not below 2\\^64"),
-        (b"\xff" * 9 + b"\x01\x00", "not below 2\\^64"),
-        (b"\x80" * 10, "too long"),
-        (b"\xff" * 400, "too long"),
+        (b"\xff" * 9 + b"\x02", "is 2\\^64"),
+        (b"\xff" * 9 + b"\x01\x00", "is 2\\^64"),
+        (b"\x80" * 10, "longer than 64"),
+        (b"\xff" * 400, "longer than 64"),
     ],
 )
 def test_a_second_encoding_and_an_id_out_of_range_are_refused(encoded: bytes, sentence: str) -> None:

@@ -103,7 +103,7 @@ def test_one_advertiser_too_many_is_refused() -> None:
     session.deliver(session.pending)
     message = session.sent_by(session.client_ids[-1], MessageKind.KEY_ADVERTISEMENT)
     own = KeyAdvertisement.decode(message, session.server.configuration)
-    with pytest.raises(PeerMisbehaved, match="5 clients have done so") as caught:
+    with pytest.raises(PeerMisbehaved, match="5 clients already did") as caught:
         session.server.receive(ClientId(9), replace(own, client=ClientId(9)).encode())
     assert caught.value.reason is Reason.NOT_ELIGIBLE
     assert caught.value.culprits is NOBODY

@@ -154,7 +154,7 @@ def test_a_round_of_signatures_without_active_mode_is_refused() -> None:
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     snapshot = stored(session.server)
     assert snapshot[HEADER_BYTES] == 4
-    with pytest.raises(MalformedMessage, match="no server of this mode continues from awaiting_survivor_signatures"):
+    with pytest.raises(MalformedMessage, match="cannot be restored from state awaiting_survivor_signatures"):
         restored(snapshot[:HEADER_BYTES] + bytes([3]) + snapshot[HEADER_BYTES + 1 :])
 
 

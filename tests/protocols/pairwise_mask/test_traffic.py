@@ -251,7 +251,7 @@ def test_a_server_removes_a_mask_of_each_contributor_and_those_of_dropouts_edges
     # The count has a ring of its own, of one word.
     assert costs.server.cipher_calls == masks * (1000 * 4 // 16 + 1)
     assert costs.server.word_operations == (95 + masks) * 1001
-    assert "for 5 corrupted clients" in costs.plan
+    assert "for 5 corrupted and" in costs.plan
 
 
 def test_a_session_without_a_sparse_graph_has_a_full_one() -> None:
