@@ -1,7 +1,7 @@
-"""Policy of a client: the weakest session that it accepts, whatever a server offers; one class for all protocols.
+"""Client policy: the weakest session that a client accepts, whatever a server offers. All protocols share the class.
 
-A protocol yields what it compares as ``(name, offered, sentence)``, and lists the names that it keeps. A policy that is
-stricter than the default in a name that a protocol does not keep refuses the protocol, because it would have no effect.
+A protocol yields its comparisons as ``(name, offered, sentence)`` and lists the names that it enforces. A client whose
+policy is stricter than the default in any other name refuses the protocol, which could not enforce it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from secagg.parameters import (
 from secagg.wire import CHECKED_FORM, FORM
 
 Compared = tuple[str, Any, str]
-"""Name in the policy, offered value, and the sentence that refuses it, with ``{offered}`` and ``{own}``."""
+"""Name in the policy, offered value, and the error sentence, with ``{offered}`` and ``{own}``."""
 _KEY_BYTES: Final = 32
 _MOST_CLIENTS: Final = (1 << 32) - 1
 _MOST_NORM: Final = 1 << 40
@@ -34,7 +34,7 @@ _MOST_NORM: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """An integer, the range that is safe, and whether larger values are stricter."""
+    """An integer with a safe range, and whether larger values are stricter."""
 
     purpose: str
     minimum: int
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Members of one enumeration; those of two may be equal, so types are compared."""
+    """Members of one enumeration. Checks types too, because members of two enumerations may be equal."""
 
     purpose: str
     kind: type[Enum]
@@ -70,7 +70,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Something that a client may refuse."""
+    """Something that a client may allow or refuse."""
 
     purpose: str
 
@@ -87,7 +87,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Public keys of other parties. There is no "any": without them a protocol that has such parties is refused."""
+    """Public keys of other parties. There is no "any": without keys, the client refuses protocols that need them."""
 
     purpose: str
     count: int
@@ -100,25 +100,25 @@ class Pinned:
             and len({*keys}) == len(keys) == self.count
         ):
             many = f"{self.count} different public keys" if self.count > 1 else "a public key"
-            raise InvalidParameters(f"{name} must be {many} of {_KEY_BYTES} bytes, not all of them zero")
+            raise InvalidParameters(f"{name} must be {many} of {_KEY_BYTES} bytes, not all zeros")
 
     def holds(self, offered: object, own: object) -> bool:
         return own is not None and type(offered) is type(own) and offered == own
 
     def stricter(self, own: object, other: object) -> object:
-        """Return the party that either names; an operator who names another one gets a refusal, not a change."""
+        """Return the pinned party; an operator that names a different one gets an error, not a change."""
         if own is not None and other is not None and own != other:
-            raise InvalidParameters("another party is pinned already; name the same one, or none")
+            raise InvalidParameters("another party is already pinned; name the same one, or none")
         return other if own is None else own
 
 
 def minimum(least: int, purpose: str, most: int | None = None) -> Limit:
-    """Return a limit, at least ``least``, that is stricter the larger it is."""
+    """Return a limit of at least ``least``; larger values are stricter."""
     return Limit(purpose, least, most, is_minimum=True)
 
 
 def maximum(most: int, purpose: str, least: int = 1) -> Limit:
-    """Return a limit, at most ``most``, that is stricter the smaller it is."""
+    """Return a limit of at most ``most``; smaller values are stricter."""
     return Limit(purpose, least, most, is_minimum=False)
 
 
@@ -126,14 +126,14 @@ def maximum(most: int, purpose: str, least: int = 1) -> Limit:
 class ClientPolicy:
     """The weakest session that a client accepts.
 
-    Without one a client would follow a server to a cohort of one, to a ring that wraps, or to parties that are all the
-    server's own.
+    Without a policy, a server could lead a client into a cohort of one, a ring that wraps, or a session in which the
+    server controls all parties.
     """
 
     suites: Annotated[frozenset[Suite], Accepted("accepted suites", Suite)] = frozenset(Suite)
     modes: Annotated[frozenset[SecurityMode], Accepted("accepted modes", SecurityMode)] = frozenset(SecurityMode)
-    """A client that accepts ``active`` only refuses protocols that trust the server. One with a certified key takes
-    both to mean ``active``: otherwise a server could choose the mode in which the key protects nothing."""
+    """A client that accepts only ``active`` refuses protocols that trust the server. For a client with a certified key,
+    the default means ``active``: otherwise a server could choose the mode in which the key protects nothing."""
     topologies: Annotated[frozenset[Topology], Accepted("accepted graphs", Topology)] = frozenset(Topology)
     sharings: Annotated[frozenset[SharingMode], Accepted("accepted sharings of indices", SharingMode)] = frozenset(
         {SharingMode.CHECKED_POINT_FUNCTIONS}
@@ -145,53 +145,51 @@ class ClientPolicy:
         {Accumulation.OBLIVIOUS}
     )
     authority: Annotated[bytes | None, Pinned("public key of the authority that certifies clients", 1)] = None
-    server_keys: Annotated[tuple[bytes, bytes] | None, Pinned("public keys of two servers that do not collude", 2)] = (
-        None
-    )
+    server_keys: Annotated[tuple[bytes, bytes] | None, Pinned("public keys of two non-colluding servers", 2)] = None
     minimum_form: Annotated[int, minimum(1, "minimum form of messages", FORM)] = CHECKED_FORM
-    """Earlier forms lack a check; a server, or whoever is between, could choose one to be rid of it."""
+    """Earlier forms lack a check, and a server or anyone in transit could choose one to avoid it."""
     minimum_cohort: Annotated[int, minimum(LEAST_COHORT, "minimum number of clients in a sum", _MOST_CLIENTS)] = 3
     minimum_threshold: Annotated[int, minimum(LEAST_THRESHOLD, "minimum number of shares that open a secret")] = 2
     minimum_modulus_bits: Annotated[int, minimum(1, "minimum width of a ring, in bits", 64)] = 4
     maximum_length: Annotated[int, maximum(1 << 48, "maximum number of values of an update")] = 1 << 34
     maximum_population: Annotated[int, maximum(_MOST_CLIENTS, "maximum number of invited clients")] = 10_000
     maximum_degree: Annotated[int, maximum(_MOST_CLIENTS, "maximum number of neighbours")] = 1024
-    """Sharing costs their number times the threshold, seconds for some thousands and minutes for tens of thousands."""
+    """Sharing costs the degree times the threshold: seconds for some thousand, minutes for tens of thousands."""
     assumed_corrupted: Annotated[int, minimum(0, "number of clients that may collude with the server")] = 1
-    """Among all that could ever be invited, counted absolutely: a server could raise a fraction by inviting fewer."""
-    privacy_bits: Annotated[int, minimum(40, "a random graph betrays a client with chance 2^-n")] = 40
-    """In ``active`` mode it is 100 at least, because the server may try many graphs."""
+    """Counted among all clients that could be invited: a server could raise a fraction by inviting fewer."""
+    privacy_bits: Annotated[int, minimum(40, "a random graph exposes a client with probability 2^-n")] = 40
+    """In ``active`` mode at least 100, because the server may try many graphs."""
     minimum_holders: Annotated[int, minimum(2, "minimum number of holders of an epoch")] = 4
     assumed_corrupted_holders: Annotated[int, minimum(0, "number of holders that may collude with the server")] = 1
     minimum_security_bits: Annotated[int, minimum(1, "minimum security of masks, in bits of our estimate")] = 128
     maximum_key_lifetime: Annotated[int, maximum(24 * 3600, "maximum lifetime of keys of enclaves and holders, s")] = (
         24 * 3600
     )
-    """Evidence of most kinds has no time in it; keys that last a day at most are fresh enough without."""
+    """Most evidence contains no time, but keys that live for at most a day are fresh enough without it."""
     maximum_standing_age: Annotated[int, maximum(366 * 24 * 3600, "maximum age of the list of revoked keys, s")] = (
         24 * 3600
     )
-    """A server can hide for so long that a key was revoked."""
+    """A server can hide a revocation for this long."""
     maximum_codeword_bits: Annotated[int, maximum(64, "maximum width of an entry of a codebook, in bits", 2)] = 25
-    """A wide entry can carry more than a value."""
+    """A wide entry can carry more than its value."""
     maximum_released_bits: Annotated[int, maximum(64, "maximum width of a released element, in bits")] = 64
-    minimum_root_mean_square: Annotated[int, minimum(1, "minimum average value that an L2 bound leaves, in steps")] = 1
-    """With noise a client scales its values down to the bound, and a small one leaves nothing but zeros."""
+    minimum_root_mean_square: Annotated[int, minimum(1, "minimum RMS value that an L2 bound leaves, in steps")] = 1
+    """With noise a client scales its values down to the bound; a small bound would leave only zeros."""
     minimum_codeword_bound: Annotated[int, minimum(1, "minimum bound on the norm of chosen codewords", _MOST_NORM)] = (
         _MOST_NORM
     )
-    """In the steps of the tables; by default no bound is accepted. Clients over it count as the least codewords, so one
-    that only one client keeps would give the host that client's update."""
+    """In the steps of the tables; the default accepts no bound. Clients above it count as the least codewords, so a
+    bound that only one client meets would give the host that client's update."""
     sealed_vectors_accepted: Annotated[bool, Allowed("whether an enclave may see the values, to bound norms")] = True
 
     @classmethod
     def among(cls, clients: int, mode: SecurityMode = SecurityMode.ACTIVE) -> Self:
-        """Return a policy for masks, where a client knows how many clients could ever be invited.
+        """Return a policy for pairwise masks, for a client that knows how many clients could be invited.
 
-        At least half of them are in a sum, and one in ten is corrupted.
+        It assumes that at least half of them are in a sum, and that one in ten is corrupted.
 
         Args:
-            mode: the one mode that is accepted.
+            mode: the only accepted mode.
         """
         require_integer("clients", clients, LEAST_COHORT, _MOST_CLIENTS)
         return cls(
@@ -203,7 +201,7 @@ class ClientPolicy:
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():
-            # Nothing but its own type: a NaN, which a parser of JSON may hand over, is below no limit.
+            # Exact types only: a JSON parser may return NaN, which is below no limit.
             rule.check(name, getattr(self, name))
         if self.maximum_population < self.minimum_cohort:
             raise InvalidParameters(
@@ -214,28 +212,28 @@ class ClientPolicy:
         """Refuse an offer that is weaker than this policy.
 
         Args:
-            what: the offer, as errors call it.
-            keeps: names in this policy that its protocol keeps.
-            compared: the comparisons, the slow ones last.
+            what: name of the offer in errors.
+            keeps: names in this policy that the protocol enforces.
+            compared: the comparisons, slow ones last.
         Raises:
-            InvalidParameters: with reason ``below_floor``, naming the value and the limit.
+            InvalidParameters: with reason ``below_floor``; states the value and the limit.
         """
         if unkept := self.unkept(keeps):
-            raise _below(f"this client requires {unkept[0]}, which {what} cannot keep; choose another protocol")
+            raise _below(f"this client requires {unkept[0]}, which {what} cannot enforce; choose another protocol")
         pinned = {name for name in keeps if isinstance(RULES[name], Pinned) and getattr(self, name) is not None}
         for name, offered, sentence in compared:
             if name not in keeps:
-                raise TypeError(f"{name} is compared, and not among the names that a protocol keeps")
+                raise TypeError(f"{name} is compared, but is not among the names that the protocol enforces")
             own = getattr(self, name)
             pinned.discard(name)
             if not RULES[name].holds(offered, own):
                 advice = f"set {name}" if own is None else _ADVICE.get(name, "change the offer or this client's policy")
                 raise _below(f"{what} is refused: {sentence.format(offered=offered, own=said(own))}; {advice}")
         if pinned:
-            raise _below(f"{what} is refused: it names no {min(pinned)}, and this client does")
+            raise _below(f"{what} is refused: it names no {min(pinned)}, but this client requires one")
 
     def unkept(self, keeps: frozenset[str]) -> list[str]:
-        """Return the names of values that are stricter than the default, and that a protocol does not keep."""
+        """Return the names of values that are stricter than the default, and that a protocol does not enforce."""
         return [
             name
             for name, default in DEFAULTS.items()
@@ -245,12 +243,12 @@ class ClientPolicy:
         ]
 
     def with_keys(self) -> Self:
-        """Return the policy of a client with a certified key; it names ``semi_honest`` alone to trust the server."""
+        """Return the policy of a client with a certified key; set modes to ``semi_honest`` only to trust the server."""
         is_any = self.modes == DEFAULTS["modes"]
         return replace(self, modes=frozenset({SecurityMode.ACTIVE})) if is_any else self
 
     def raised_by(self, given: Mapping[str, Any]) -> Self:
-        """Return the stricter of this policy and an operator's values, each by its name."""
+        """Return the stricter of this policy and an operator's values, by name."""
         stricter = dict[str, Any]()
         for name, value in given.items():
             rule: Any = RULES[name]
@@ -265,21 +263,21 @@ RULES: Final[Mapping[str, Limit | Accepted | Allowed | Pinned]] = MappingProxyTy
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({each.name: each.default for each in fields(ClientPolicy)})
 
 
-_ADVICE: Final = {"authority": "if that one has rotated its key, let this client follow (`secagg keys follow`)"}
+_ADVICE: Final = {"authority": "if the authority has rotated its key, update this client (`secagg keys follow`)"}
 
 
 def require_policy(policy: object) -> None:
-    """Refuse what is not a policy, before anything is compared with it.
+    """Require a policy.
 
     Raises:
-        Misuse: it is of another type.
+        Misuse: it has another type.
     """
     if type(policy) is not ClientPolicy:
-        raise Misuse("a client has a ClientPolicy")
+        raise Misuse("a client's policy must be a ClientPolicy; got {type(policy).__name__}")
 
 
 def said(value: object) -> str:
-    """Return a value of a policy as errors show it."""
+    """Format a policy's value for an error."""
     if isinstance(value, frozenset):
         return ", ".join(sorted(str(each) for each in cast("frozenset[object]", value)))
     return "another" if isinstance(value, (bytes, tuple)) else f"{value}"

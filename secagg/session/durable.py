@@ -1,4 +1,4 @@
-"""Files that are on disk when a call returns: made once, replaced as a whole, held by one process, or erased."""
+"""Durable files: created once, replaced as a whole, locked by one process, or erased. On disk when a call returns."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 1 << 20
 _ERASED: Final = ".erased"
 PUBLIC: Final = 0o644
-"""The mode of a file that others may read; without it a file is its owner's alone."""
+"""Mode of a file that others may read; other files are private to their owner."""
 _PRIVATE: Final = 0o600
 
 
 def require_own_folder(folder: Path, setting: str = "") -> None:
-    """Make a folder for this user alone, or take one that is.
+    """Require a folder that only this user can access; create it if it is missing.
 
     Args:
-        setting: what names another folder, for the error.
+        setting: name of the setting that names the folder, for the error.
     Raises:
-        InvalidParameters: somebody else owns it, or may look into it.
+        InvalidParameters: somebody else owns it, or can access it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
         named = f" in {setting}" if setting else ""
-        raise InvalidParameters(f"{folder} must be this user's alone; remove it, or name another folder{named}")
+        raise InvalidParameters(f"{folder} must be private to this user; remove it, or name another folder{named}")
 
 
 _OVERLAY: Final = {0x794C7630: "overlayfs", 0x61756673: "aufs", 0xF15F083D: "unionfs"}
@@ -46,10 +46,10 @@ _FUSE_LAYERS: Final = ("fuse-overlayfs", "unionfs", "unionfs-fuse", "mergerfs")
 
 
 def require_one_layer(folder: Path, setting: str = "") -> None:
-    """Refuse a folder whose file system puts layers over each other: two mounts of one layer are two of everything.
+    """Refuse a folder on a layered file system, because mounting one layer twice gives two copies of everything.
 
     Raises:
-        InvalidParameters: it is on overlayfs or its kin, as a container's own files are.
+        InvalidParameters: it is on overlayfs or similar, like a container's own files.
     """
     if (system := _layers_of(folder)) is not None:
         named = f" in {setting}" if setting else ""
@@ -71,43 +71,43 @@ def _layers_of(folder: Path) -> str | None:
 
 
 def file_system_of(folder: Path) -> int:
-    """Return the number of a folder's kind of file system, as statfs(2) has it; 0 where the system has no such call."""
+    """Return the type of a folder's file system, as reported by statfs(2); 0 on systems without this call."""
     if sys.platform != "linux":
         return 0
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), found) != 0:
-        raise OSError(ctypes.get_errno(), "the kind of its file system cannot be read", os.fspath(folder))
+        raise OSError(ctypes.get_errno(), "cannot determine the type of its file system", os.fspath(folder))
     return ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF
 
 
 _STATFS_BYTES: Final = 512
-"""More than the structure has anywhere; its first word is the kind."""
+"""Larger than the structure on any platform; its first word is the type."""
 
 
 def require_regular(path: Path) -> None:
-    """Refuse to write over what is neither a regular file nor absent: a device would be replaced, a pipe would hang."""
+    """Require a regular file or no file: replacing a device would destroy it, and writing to a pipe would hang."""
     if path.exists() and not path.is_file():
-        raise InvalidParameters(f"{path} is a folder, a pipe or a device; name a file, or one that is not there yet")
+        raise InvalidParameters(f"{path} is a folder, a pipe or a device; name a regular or new file")
 
 
 def create(path: Path, data: bytes = b"") -> None:
-    """Make a file that was not there; one caller alone gets this, others a ``FileExistsError``."""
+    """Create a file that does not exist; if several callers try, all but one get a ``FileExistsError``."""
     with _made(path, _PRIVATE) as file:
         file.write(data)
     sync_folder(path.parent)
 
 
 def replace(path: Path, data: bytes, mode: int = _PRIVATE) -> None:
-    """Put data in the place of a file, as ``replacing`` does."""
+    """Replace a file with data, as ``replacing`` does."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
-    """Yield a file to write, which takes the place of another one once all of it is on disk.
+    """Yield a file to write; it replaces the other one once it is completely on disk.
 
-    A crash or an error leaves the one or the other and never a part. A path has one writer at a time.
+    A crash or an error leaves either the old or the new file, never a part. A path must have only one writer at a time.
 
     Raises:
         InvalidParameters: it is a device, a pipe or a socket.
@@ -126,32 +126,32 @@ def replacing(path: Path, mode: int = _PRIVATE) -> Generator[WholeFile]:
 
 
 class WholeFile(io.RawIOBase):
-    """A file that takes all that it is given, or raises; numpy and zipfile write to it as to any other."""
+    """A file that writes all data it is given, or raises; numpy and zipfile can write to it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all of it; once the file is closed its descriptor may be another file's."""
+        """Write all of it; fails after closing, because the descriptor may then belong to another file."""
         if self.closed:
-            raise ValueError("the file was closed")
+            raise ValueError("the file is closed")
         with memoryview(data) as view, view.cast("B") as octets:
             write_whole(self._descriptor, octets)
             return len(octets)
 
 
 def write_whole(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of some data, or raise; a disk that fills up takes a part before it refuses the rest."""
+    """Write all data, or raise; a disk that fills up accepts a part before it refuses the rest."""
     rest = memoryview(data)
     while rest:
         written = os.write(descriptor, rest)
         if not written:
-            raise OSError(errno.EIO, "a file takes nothing more, and does not say why")
+            raise OSError(errno.EIO, "a write to the file wrote nothing, without an error")
         rest = rest[written:]
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Write behind where a file stands, or raise and leave it as before, as far as this process can see to that."""
+    """Append at the current position, or raise and restore the file as far as this process can."""
     before = os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
         write_whole(descriptor, data)
@@ -166,14 +166,14 @@ def claim(descriptor: int, refusal: str) -> None:
     """Lock a file for this process, until it is closed.
 
     Raises:
-        InvalidParameters: another process has it; with the sentence that the caller gives.
+        InvalidParameters: another process has locked it; with the caller's sentence.
     """
     if not locked(descriptor):
         raise InvalidParameters(refusal)
 
 
 def locked(descriptor: int) -> bool:
-    """Try to lock a file; return whether no other process has it."""
+    """Try to lock a file; return whether that succeeded."""
     import fcntl  # noqa: PLC0415 -- where there is none, nothing is kept that two processes could take
 
     try:
@@ -184,18 +184,18 @@ def locked(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Let go of a file that ``locked`` locked, also where a fork has it open."""
+    """Release a lock of ``locked``, even if a fork has the file open."""
     import fcntl  # noqa: PLC0415 -- as in locked
 
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def erase(path: Path) -> None:
-    """Overwrite a file with zeros and remove it, and what ``replace`` or a killed ``erase`` left behind.
+    """Overwrite a file with zeros and remove it, and any remains of ``replace`` or an interrupted ``erase``.
 
-    It has another name before it is overwritten, so that a crash leaves no half of it under its own.
+    It is renamed first, so that a crash leaves no half-erased file under its own name.
 
-    Security: copies that the file system keeps are beyond reach.
+    Security: this cannot reach copies that the file system keeps.
     """
     erased = path.with_name(path.name + _ERASED)
     for each in filter(Path.exists, (erased, _beside(path), path)):
@@ -208,14 +208,14 @@ def erase(path: Path) -> None:
 
 
 def finish_erasing(folder: Path) -> None:
-    """Overwrite and remove what an ``erase`` that was killed left in a folder; to be called at the start."""
+    """Overwrite and remove what an interrupted ``erase`` left in a folder; call it at startup."""
     for path in folder.glob(f"*{_ERASED}"):
         with suppress(FileNotFoundError):
             _overwrite(path)
 
 
 def _overwrite(path: Path) -> None:
-    """Overwrite a file and remove it, also where it cannot be overwritten."""
+    """Overwrite a file and remove it, even if it cannot be overwritten."""
     try:
         descriptor = os.open(path, os.O_WRONLY)
         try:
@@ -231,7 +231,7 @@ def _overwrite(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let new, renamed or removed files of a folder survive a power failure."""
+    """Make new, renamed or removed files of a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -245,7 +245,7 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def _made(path: Path, mode: int) -> Generator[WholeFile]:
-    """Make a file, yield it, and flush it; where any of that fails, it is removed."""
+    """Create a file, yield it, and flush it; on any error, remove it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:

@@ -1,6 +1,6 @@
-"""Messages between processes of one machine: each behind its length, over Unix sockets that one user may connect to.
+"""Length-prefixed messages between processes on one machine, over Unix sockets that only one user can connect to.
 
-A refused request is answered with its error: class, reason, sentence and culprits, without traceback or cause.
+A refused request is answered with its error: class, reason, sentence and culprits, but no traceback or cause.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REFUSALS: Final = (
     ContractViolation,
     InternalError,
 )
-"""The errors that another process is told, each by its place here."""
+"""Errors that are sent to another process, each identified by its position."""
 _LENGTH_BYTES: Final = 8
 _PIECE_BYTES: Final = 1 << 20
 _OWNER_ONLY: Final = 0o600
@@ -58,45 +58,44 @@ _REASONS: Final[dict[type[SecAggError], Reason]] = {
     ThresholdNotMet: Reason.THRESHOLD_NOT_MET,
     InternalError: Reason.INTERNAL_ERROR,
 }
-"""The errors that are raised for one reason only."""
+"""Errors that are only raised for one reason."""
 
 
 # --- The socket -------------------------------------------------------------------------------------------------------
 
 
 class Sink(Protocol):
-    """Taker of bytes: a socket, or a port of a machine."""
+    """Destination of bytes: a socket, or a machine's port."""
 
     def sendall(self, data: bytes, /) -> None: ...
 
 
 def send_frame(connection: Sink, message: bytes) -> None:
-    """Send a message behind its length."""
+    """Send a message with its length prefix."""
     connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
     connection.sendall(message)
 
 
 class Source(Protocol):
-    """Source of bytes: a socket, or one that loses patience."""
+    """Source of bytes: a socket, possibly with a timeout."""
 
     def recv(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, and none once the other end has closed."""
+        """Return at most ``size`` bytes; an empty result means that the other end has closed."""
         ...
 
 
 def receive_frame(connection: Source, limit: int, begun: bytes = b"") -> bytes:
-    """Receive a message of at most ``limit`` bytes; no more is allocated than has come, and a piece.
+    """Receive a message of at most ``limit`` bytes; allocates little more than what has arrived.
 
-    What of it has come before is ``begun``.
-
+    ``begun`` is the part that was already received.
 
     Raises:
-        MalformedMessage: a longer one is announced; nothing of it was read.
+        MalformedMessage: the declared length exceeds the limit; none of it was read.
         ConnectionResetError: the other end closed the connection.
     """
     length = int.from_bytes(begun + _receive(connection, _LENGTH_BYTES - len(begun)), "big")
     if length > limit:
-        sentence = f"a frame declares {length} bytes and {limit} is the limit"
+        sentence = f"a frame declares {length} bytes, but the limit is {limit}"
         raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
     return _receive(connection, length)
 
@@ -114,13 +113,13 @@ def _receive(connection: Source, size: int) -> bytes:
 
 @contextmanager
 def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.socket]:
-    """Listen at a path that nothing is at yet, for nobody but this user; remove it at the end.
+    """Listen at an unused path, for this user only; remove the socket at the end.
 
     Args:
-        replaces_dead: whether a socket may be at the path at which nobody listens any more: a killed process leaves
-            one. The caller sees to it that no other process is about to listen there.
+        replaces_dead: whether to replace a socket that nobody listens to any more, such as one of a killed process. The
+            caller must ensure that no other process is about to listen there.
     Raises:
-        InvalidParameters: something else is at the path, or no socket can be made there.
+        InvalidParameters: something else is at the path, or a socket cannot be created there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -129,10 +128,10 @@ def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.so
             listener.bind(str(path))
         except OSError as error:
             raise InvalidParameters(
-                f"no socket can be made at {path} ({error}); remove an old socket, or name another path"
+                f"cannot create a socket at {path} ({error}); remove an old socket, or name another path"
             ) from None
         try:
-            # Nobody can connect before ``listen``, so nobody connects under the mode that ``bind`` has left.
+            # Nobody can connect before ``listen``, so the mode that ``bind`` sets is never used.
             path.chmod(_OWNER_ONLY)
             listener.listen()
             yield listener
@@ -160,11 +159,11 @@ _PARTIES: Final = (ClientId, ServerId, HolderId)
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Message):
-    """An error as another process is told it."""
+    """An error as sent to another process."""
 
     kind: ClassVar = MessageKind.REFUSAL
     error: Annotated[int, unsigned(1)]
-    """Its class, by its place in ``REFUSALS``."""
+    """Its class, by position in ``REFUSALS``."""
     reason: Annotated[bytes, _TEXT]
     sentence: Annotated[bytes, _TEXT]
     expected: Annotated[bytes, _TEXT]
@@ -175,7 +174,7 @@ class Refusal(Message):
 
 
 def encode_refusal(error: SecAggError) -> bytes:
-    """Return an error as a message: its class, reason, sentence and culprits, and what two classes have besides."""
+    """Encode an error: its class, reason, sentence and culprits, and the extra fields of two classes."""
     needed, present, expected, received = 0, 0, "", ""
     if isinstance(error, ThresholdNotMet):
         needed, present = error.needed, error.present
@@ -207,19 +206,19 @@ def _encode_party(party: Party) -> bytes:
         case HolderId(number):
             return b"\2" + number.to_bytes(PARTY_BYTES - 1, "big")
         case _:
-            raise InternalError(f"a refusal names {party}, which has no encoding")
+            raise InternalError(f"a refusal names {party}, which cannot be encoded")
 
 
 def decode_refusal(message: bytes) -> SecAggError:
-    """Read back the error that another process refused with.
+    """Decode the error that another process refused with.
 
     Raises:
-        MalformedMessage: anything that ``encode_refusal`` would not have written.
+        MalformedMessage: anything that ``encode_refusal`` would not produce.
     """
     refusal = Refusal.decode(message)
     try:
         kind = REFUSALS[refusal.error]
-        # As when an error is unpickled: the constructors would compose the sentence again.
+        # As in unpickling: the constructors would compose the sentence again.
         error = kind.__new__(kind, refusal.sentence.decode())
         error.reason = Reason(refusal.reason.decode())
         culprits = frozenset(_PARTIES[party[0]](int.from_bytes(party[1:], "big")) for party in refusal.culprits)
@@ -233,5 +232,5 @@ def decode_refusal(message: bytes) -> SecAggError:
     if isinstance(error, ThresholdNotMet):
         error.needed, error.present = refusal.needed, refusal.present
     if encode_refusal(error) != message or _REASONS.get(kind, error.reason) is not error.reason:
-        raise MalformedMessage("the refusal says what its class does not", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the refusal has fields that its class does not have", reason=Reason.NOT_CANONICAL)
     return error

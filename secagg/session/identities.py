@@ -1,19 +1,19 @@
-"""Files with identities: the key of a client, made by itself, and of the authority that vouches for all.
+"""Identity files: a client's key, made by the client itself, and the key of the authority that certifies clients.
 
 Flower's SuperNode keys authenticate a node to the SuperLink, which is the very party that active mode does not trust.
-So clients need keys that somebody else vouches for. A client makes its own key and a request (``secagg keys new``); the
+So clients need keys that another party certifies. A client creates its own key and a request (``secagg keys new``). The
 authority, away from the server, signs requests (``secagg keys sign``) and gives the server its roster. The client's
-file names the authority as well: a client trusts no other, whatever a server says. For a trial, ``secagg keys
---clients N`` makes all keys in one folder.
+file also names the authority, and the client trusts no other, whatever a server says. For a trial, ``secagg keys
+--clients N`` creates all keys in one folder.
 
-A roster has what an authority certified and revoked, in one text file that only grows: ``secagg-roster 1``, the
-authority's key, then a line for each certificate that was issued or revoked. Each append ends in a head, which signs
-all that is before it. A torn append has no head; readers ignore it, and the next append replaces it. A roster extends
-each of its earlier forms byte for byte, which anybody who has kept one can check.
+A roster lists what an authority certified and revoked, in one append-only text file: ``secagg-roster 1``, the
+authority's key, then a line for each issued or revoked certificate. Each append ends in a head, which signs everything
+before it. A torn append has no head; readers ignore it, and the next append replaces it. A roster extends each of its
+earlier versions byte for byte, which anyone who kept one can check.
 
 An authority rotates its key by a line that both keys sign (``secagg keys rotate``). The lines after it renew the live
-certificates under the new key, with their numbers and expiry, and the new key signs the head. A client follows by the
-roster (``secagg keys follow``), and keeps its key and all that it remembers.
+certificates under the new key, with their numbers and expiry, and the new key signs the head. A client follows by
+reading the roster (``secagg keys follow``), and keeps its own key and state.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ _MOST_DAYS: Final = 3660
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Clients that may take part, as of the newest head of an authority's roster."""
+    """Clients that may take part, according to the newest head of an authority's roster."""
 
     authority: bytes
     certificates: Mapping[ClientId, Certificate]
-    """The live certificate of each client: neither revoked nor expired."""
+    """Each client's live certificate: neither revoked nor expired."""
     standing: Standing = NO_STANDING
     text: str = field(default="", repr=False)
-    """All up to the head."""
+    """The text up to the head."""
     issued: Mapping[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate], repr=False)
     """The last certificate of each client that ever had one."""
     authorities: tuple[bytes, ...] = ()
-    """All keys that the authority has had, the last one in force."""
+    """All keys that the authority has had, the current one last."""
 
     @property
     def clients(self) -> frozenset[ClientId]:
@@ -79,14 +79,14 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A key for which a client asks an authority to vouch, with the proof that it holds the private key."""
+    """A client's request to certify a key, with a proof that it holds the private key."""
 
     authority: bytes
     client: ClientId
     public_key: bytes
     proof: bytes
     proof_of_live_key: bytes = b""
-    """Signature of the key that the client has now, where it replaces one."""
+    """Signature by the client's current key, if the new one replaces it."""
 
     @property
     def _statement(self) -> tuple[bytes, ...]:
@@ -94,19 +94,19 @@ class Request:
 
     @classmethod
     def of(cls, authority: bytes, client: ClientId, key: SigningKey, live: SigningKey | None = None) -> Request:
-        """Ask for a certificate of a new key; the live key signs as well where there is one."""
+        """Request a certificate for a new key; the live key signs as well, if there is one."""
         statement = authority, client.encode(), key.public_key
         proofs = [b"" if each is None else each.sign(Label.KEY_REQUEST, *statement) for each in (key, live)]
         return cls(authority, client, key.public_key, *proofs)
 
     def encode(self) -> str:
-        """Return it as a line."""
+        """Encode it as one line of text."""
         words = _REQUEST, self.authority.hex(), str(self.client.value), self.public_key.hex(), self.proof.hex()
         return " ".join((*words, self.proof_of_live_key.hex())).strip() + "\n"
 
     @classmethod
     def decode(cls, text: str) -> Request:
-        """Read a line and check its proof of possession."""
+        """Decode a line and check its proof of possession."""
         try:
             authority, client, *keys = text.removeprefix(_REQUEST).split()
             request = cls(bytes.fromhex(authority), ClientId(int(client)), *map(bytes.fromhex, keys))
@@ -114,7 +114,7 @@ class Request:
         except (TypeError, ValueError, AuthenticationFailed) as error:
             raise InvalidParameters(
                 f"it is not a request with a proof that its sender holds the key ({type(error).__name__}); "
-                "make one with `secagg keys new`"
+                "create one with `secagg keys new`"
             ) from None
         return request
 
@@ -127,20 +127,20 @@ class Request:
 
 
 def load_roster(path: Path, known: Roster | None = None) -> Roster:
-    """Read a roster up to its last whole head, and check the head and the order of what it signs.
+    """Read a roster up to its last complete head, and verify the head and the order of its entries.
 
     Args:
-        known: an earlier reading, which this one has to extend.
+        known: an earlier version, which this one must extend.
     Raises:
-        InvalidParameters: there is none, or it was altered.
+        InvalidParameters: the file is missing or was altered.
     """
     try:
-        # As it is: with other line ends, a later append would cut it at the wrong place.
+        # Keep the line ends: otherwise a later append would cut the file at the wrong place.
         text = path.read_bytes().decode("ascii")
     except FileNotFoundError:
-        raise InvalidParameters(f"there is no file {path}; make one with `secagg keys`, or name another") from None
+        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or name another") from None
     except (OSError, ValueError):
-        raise _no_roster(path, "it is no text") from None
+        raise _no_roster(path, "it is not a text file") from None
     try:
         return _parsed(text, "" if known is None else known.text)
     except (ValueError, TypeError, KeyError, InvalidParameters, AuthenticationFailed) as error:
@@ -152,11 +152,11 @@ def _parsed(text: str, known: str) -> Roster:
         raise InvalidParameters("its line ends were changed")
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
-        lines.pop()  # A torn append: nobody was given it.
+        lines.pop()  # A torn append, which nobody has received.
     if not lines:
         raise ValueError("it has no signed head")
     if not text.startswith(known):
-        raise ValueError("it does not extend the one that was read before")
+        raise ValueError("it does not extend the version that was read before")
     before, (number, signature) = "".join(lines[:-1]), lines[-1].split()[1:]
     entries = _Entries.of(before)
     standing = replaced(entries.standing(int(number), before), signature=bytes.fromhex(signature))
@@ -167,12 +167,12 @@ def _parsed(text: str, known: str) -> Roster:
 
 @dataclass(slots=True)
 class _Entries:
-    """What the lines of a roster say together."""
+    """The combined contents of a roster's lines."""
 
     authorities: list[bytes]
     issued: list[Certificate] = field(default_factory=list[Certificate])
     live: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
-    """Not revoked; it may have expired."""
+    """Not revoked, but possibly expired."""
     keys: set[bytes] = field(default_factory=set[bytes])
     last: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
     carried: dict[ClientId, Certificate] = field(default_factory=dict[ClientId, Certificate])
@@ -186,7 +186,7 @@ class _Entries:
     def of(cls, text: str) -> _Entries:
         name, authority, *lines = text.splitlines()
         if name != _FIRST:
-            raise ValueError("it begins otherwise")
+            raise ValueError("its first line is wrong")
         made = cls([Authority(bytes.fromhex(authority.removeprefix("authority "))).public_key])
         made.keys.add(made.authority)
         for line in lines:
@@ -194,7 +194,7 @@ class _Entries:
         return made
 
     def take(self, kind: str, *words: str) -> None:
-        """Read one line."""
+        """Process one line."""
         if kind == "issued":
             client, key, grant = words
             one = Certificate(ClientId(int(client)), bytes.fromhex(key), bytes.fromhex(grant))
@@ -206,19 +206,19 @@ class _Entries:
         elif kind == "revoked":
             client, number = words
             if self.live.pop(ClientId(int(client))).number != int(number):
-                raise ValueError(f"it revokes another number than the live one of client {client}")
+                raise ValueError(f"it revokes a number that is not the live one of client {client}")
         elif kind == "authority":
             self._rotate(*map(bytes.fromhex, words))
         elif kind == "renewed":
             self._renew(ClientId(int(words[0])), bytes.fromhex(words[1]))
         elif kind != "head":
-            raise ValueError(f"it has a line that begins with {kind!r}")
+            raise ValueError(f"it has an unknown line, which begins with {kind!r}")
 
     def _rotate(self, key: bytes, by_old: bytes, by_new: bytes) -> None:
         for signer, signature in ((self.authority, by_old), (key, by_new)):
             verify_signature(signer, signature, Label.AUTHORITY_ROTATION, self.authority, key)
         if key in self.keys:
-            raise InvalidParameters("the key of an authority was none of a client or an authority before; name another")
+            raise InvalidParameters("an authority's new key must be unused by clients and authorities; name another")
         self.keys.add(key)
         self.authorities.append(key)
         self.carried, self.live = self.live, {}
@@ -227,18 +227,18 @@ class _Entries:
         held = self.carried.pop(client)
         one = replaced(held, grant=grant)
         if (one.number, one.expiry) != (held.number, held.expiry):
-            raise ValueError(f"it renews the certificate of {client} with another number or expiry")
+            raise ValueError(f"it renews the certificate of {client} with a different number or expiry")
         self.last[client] = self.live[client] = one
 
     def standing(self, number: int, before: str) -> Standing:
-        """Return the standing after some text, without a signature."""
+        """Return the standing after some text, unsigned."""
         live = {each.number for each in self.live.values()}
         revoked = [each.number for each in self.issued if each.number not in live and each.expiry > number]
         return Standing(number=number, digest=hashlib.sha256(before.encode("ascii")).digest(), revoked=tuple(revoked))
 
 
 Lines = Callable[[_Entries, int], Iterable[str]]
-"""Returns what to append to a roster, at a second since 1970."""
+"""Returns the lines to append to a roster, at a time in seconds since 1970."""
 
 
 # --- The authority ----------------------------------------------------------------------------------------------------
@@ -253,20 +253,20 @@ def sign_requests(  # noqa: PLR0913 -- what an authority decides
     days: int = DAYS,
     clock: Clock = system_clock,
 ) -> list[Certificate]:
-    """Certify the keys of requests and append them to the roster: all, or none where one is refused.
+    """Certify the keys of requests and append them to the roster: all of them, or none if one is refused.
 
     Args:
-        replaces: the client that gets a new key without a proof by the live one; the only one of the requests.
+        replaces: the client that gets a new key without a proof by its live key; it must be the only request.
         days: until the certificates expire.
     Raises:
-        InvalidParameters: a request is for another authority, its number has a history and no proof by its live key,
-            or its key was certified before.
+        InvalidParameters: a request is for another authority, its number has a history but no proof by its live key, or
+            its key was already certified.
     """
     if not 1 <= days <= _MOST_DAYS:
         raise InvalidParameters(f"--days must be between 1 and {_MOST_DAYS}; got {days}")
     asked = list(requests)
     if replaces is not None and [each.client for each in asked] != [replaces]:
-        raise InvalidParameters(f"--replace {replaces.value} takes one request, that of client {replaces.value}")
+        raise InvalidParameters(f"--replace {replaces.value} needs exactly one request, from client {replaces.value}")
     made, asking = list[Certificate](), set[ClientId]()
 
     def lines(known: _Entries, now: int) -> Iterable[str]:
@@ -294,19 +294,19 @@ def sign_requests(  # noqa: PLR0913 -- what an authority decides
 def _require_new(request: Request, authority: SigningKey, keys: Container[bytes], asking: Container[ClientId]) -> None:
     client = request.client.value
     if request.authority != authority.public_key:
-        raise InvalidParameters(f"client {client} asks another authority; let it make a request to this one")
+        raise InvalidParameters(f"client {client} asks another authority; it must create a request to this one")
     if request.public_key in keys:
-        raise InvalidParameters(f"the key of client {client} was certified before; a client makes a new one")
+        raise InvalidParameters(f"the key of client {client} was already certified; the client must create a new one")
     if request.client in asking:
-        raise InvalidParameters(f"client {client} asks twice; sign only the request that is its own")
+        raise InvalidParameters(f"client {client} has two requests; sign only its genuine one")
 
 
 def _require_live_proof(request: Request, held: Certificate | None) -> None:
     number, advice = request.client.value, "if you know that the new key is that client's, sign it with --replace"
     if held is None:
-        raise InvalidParameters(f"client {number} had a key, which was revoked or has expired; {advice} {number}")
+        raise InvalidParameters(f"client {number} had a key that was revoked or has expired; {advice} {number}")
     if not request.proof_of_live_key:
-        raise InvalidParameters(f"client {number} has a key, and the request has no proof by it; {advice} {number}")
+        raise InvalidParameters(f"client {number} has a key, but the request has no proof by it; {advice} {number}")
     try:
         request.verify(held.public_key, request.proof_of_live_key)
     except AuthenticationFailed:
@@ -328,12 +328,12 @@ def revoke(path: Path, authority: SigningKey, clients: Iterable[ClientId], *, cl
 
 
 def renew(path: Path, authority: SigningKey, *, clock: Clock = system_clock) -> None:
-    """Append a head and nothing else, so that clients do not take the standing for old."""
+    """Append only a head, so that clients do not consider the standing outdated."""
     _append(path, authority, lambda _known, _now: (), clock)
 
 
 def rotate(path: Path, old: SigningKey, new: SigningKey, *, clock: Clock = system_clock) -> None:
-    """Let a new key be the authority's, which both sign; live certificates are renewed under it."""
+    """Replace the authority's key by a new one; both sign this, and live certificates are renewed under it."""
 
     def lines(known: _Entries, _: int) -> Iterable[str]:
         live = list(known.live.values())
@@ -348,19 +348,19 @@ def rotate(path: Path, old: SigningKey, new: SigningKey, *, clock: Clock = syste
 
 
 def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs: SigningKey | None = None) -> None:
-    """Append lines and a head, which the authority signs or its next key; where one is refused, nothing."""
+    """Append lines and a head, signed by the authority or its next key; append nothing if one line is refused."""
     now = int(clock().timestamp())
     with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, PUBLIC)) as file:
         claim(file.fileno(), f"{path} is being written by another process; try again")
         file.seek(0)
         content = file.read()
         if not content.startswith(_FIRST.encode()[: len(content)]):
-            raise InvalidParameters(f"{path} is no roster, and would be overwritten; name the roster's file")
+            raise InvalidParameters(f"{path} is not a roster and would be overwritten; name the roster's file")
         roster = load_roster(path) if b"\nhead " in content else None
         if roster is not None and roster.authority != authority.public_key:
-            raise InvalidParameters(f"{path} is the roster of another authority; name the key that signed it")
+            raise InvalidParameters(f"{path} is another authority's roster; name the key that signed it")
         if roster is not None and roster.standing.number > now + CLOCKS_APART:
-            raise InvalidParameters(f"{path} ends in a head of the future; set this machine's clock right")
+            raise InvalidParameters(f"{path} ends in a head from the future; correct this machine's clock")
         before = f"{_FIRST}\nauthority {authority.public_key.hex()}\n" if roster is None else roster.text
         known, text = _Entries.of(before), before
         for line in lines(known, now):
@@ -378,7 +378,7 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
 
 
 def _no_roster(path: Path, why: str) -> InvalidParameters:
-    return InvalidParameters(f"{path} is not a roster that its authority signed: {why}; take the authority's newest")
+    return InvalidParameters(f"{path} is not a valid signed roster: {why}; use the authority's newest one")
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ FORMAT: Final = "secagg/flower/1"
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """One client's key, the authority's word for it, and the authority that it believes."""
+    """A client's key, its certificate, and the authority that the client trusts."""
 
     client: ClientId
     signing_key: SigningKey
@@ -405,10 +405,10 @@ def client_file(client: ClientId) -> str:
 def new_identity(
     path: Path, client: ClientId, authority: bytes, coins: Coins, live: SigningKey | None = None
 ) -> Request:
-    """Write a client's new key, and return the request that its authority has to sign.
+    """Write a client's new key, and return the request for its authority to sign.
 
     Args:
-        live: the key that the client has now, which the new one replaces.
+        live: the client's current key, which the new one replaces.
     """
     Authority(authority)
     with Secret.random("identity seed", IDENTITY_KEY_BYTES, coins) as seed:
@@ -418,7 +418,7 @@ def new_identity(
 
 
 def certificate_file(path: Path) -> Path:
-    """Return the name of the certificate of a key file or a request: beside it, with another ending."""
+    """Return the name of the certificate for a key file or a request: the same path with another suffix."""
     return path.with_suffix(".certificate")
 
 
@@ -431,14 +431,14 @@ def make_authority(path: Path, coins: Coins) -> None:
 def make_identities(
     folder: Path, clients: Iterable[ClientId], coins: Coins, clock: Clock = system_clock
 ) -> tuple[int, bool]:
-    """Write a key for each client that has none in the folder, the authority's if there is none, and list all of them.
+    """Write a key for each client without one in the folder, and for the authority if it has none; list all clients.
 
     Returns:
         How many clients got a key, and whether the authority is new.
     Raises:
-        InvalidParameters: a client on the roster has no key in the folder, or another one, and would get a new key; or
-            the roster's authority is not there. Nothing was written.
-    Security: the folder holds every private key until they are handed out; do this where the server has no access.
+        InvalidParameters: a client on the roster would get a new key, because the folder has no key of it or another
+            one; or the roster's authority is not there. Nothing was written.
+    Security: the folder contains every private key until they are handed out; keep it where the server has no access.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, listed = folder / AUTHORITY_FILE, folder / ROSTER_FILE
@@ -449,8 +449,8 @@ def make_identities(
         own = folder / client_file(client)
         if client in known and (not own.exists() or _key_of(own).public_key != known[client].public_key):
             raise InvalidParameters(
-                f"client {client.value} was certified before, and {own} does not hold its key, so that it would get "
-                "another one. Put the file back, name other clients with --first, or let the client make a new key "
+                f"client {client.value} was already certified, but {own} does not hold its key, so it would get a new "
+                "one. Put the file back, name other clients with --first, or let the client create a new key "
                 f"(`secagg keys new`) and sign it with `secagg keys sign --replace {client.value}`"
             )
     if is_new:
@@ -460,7 +460,7 @@ def make_identities(
         if not (own := folder / client_file(client)).exists():
             new_identity(own, client, authority.public_key, coins)
             made += 1
-        if client not in known:  # Also of a call that was killed before it signed.
+        if client not in known:  # Includes keys of a call that was killed before it signed.
             requests.append(Request.of(authority.public_key, client, _key_of(own)))
     signed = {each.client: each for each in sign_requests(listed, authority, requests, clock=clock)}
     for client in asked:
@@ -472,25 +472,25 @@ def make_identities(
 
 
 def _issued(listed: Path, authority: bytes | None) -> Mapping[ClientId, Certificate]:
-    """Return what the roster of a folder's authority, if it has one, has issued."""
+    """Return what the roster of a folder's authority has issued, if there is one."""
     if authority is None and listed.exists():
-        raise InvalidParameters(f"{listed} is of an authority whose key is not in {listed.parent}; name another folder")
+        raise InvalidParameters(f"the key of {listed}'s authority is not in {listed.parent}; name another folder")
     if not listed.exists() or not listed.stat().st_size:
         return {}
     if (roster := load_roster(listed)).authority != authority:
-        raise InvalidParameters(f"{listed} is of another authority than {AUTHORITY_FILE}; name another folder")
+        raise InvalidParameters(f"{listed} has another authority than {AUTHORITY_FILE}; name another folder")
     return roster.issued
 
 
 def load_identity(path: Path) -> ClientIdentity:
-    """Read a client's key file, which nobody else may read, and check its certificate."""
+    """Read a client's key file, which must be private to its owner, and verify its certificate."""
     fields = _read(path, "client")
     key, beside = _signing_key(path, fields), certificate_file(path)
     if "certificate" not in fields:
         if not beside.exists():
             raise InvalidParameters(
-                f"{path} has no certificate yet: give the authority its request, and put what `secagg keys sign` "
-                f"writes at {beside}"
+                f"{path} has no certificate yet: give its request to the authority, and save the output of "
+                f"`secagg keys sign` as {beside}"
             )
         fields["certificate"] = beside.read_text(encoding="ascii")
     try:
@@ -505,7 +505,7 @@ def load_identity(path: Path) -> ClientIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """A client that looks at a roster as it does at an offer."""
+    """A client that checks a roster as it would check an offer."""
 
     certificate: Certificate
     standings: Store
@@ -514,7 +514,7 @@ class _Follower:
 
 
 def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_clock) -> ClientIdentity:
-    """Let a client trust the key to which its authority has rotated; its own key and memory stay.
+    """Make a client trust its authority's new key; its own key and state stay.
 
     Raises:
         InvalidParameters: the roster does not lead from the client's authority, is older than seen or than a day, or
@@ -524,12 +524,12 @@ def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_cl
     before, certificate = own.authority.public_key, roster.certificates.get(own.client)
     if before not in roster.authorities:
         raise InvalidParameters(
-            f"the roster does not lead from the authority that {path} trusts; take the newest one of that authority"
+            f"the roster does not lead from the authority that {path} trusts; use that authority's newest roster"
         )
     if certificate is None or certificate.public_key != own.signing_key.public_key:
-        raise InvalidParameters(f"the roster has no live certificate of the key in {path}; make another request")
+        raise InvalidParameters(f"the roster has no live certificate for the key in {path}; create another request")
     require_standing(roster.standing, _Follower(certificate, state, clock), roster.authority)
-    # Heads that the old key signs are older, and refused from here on.
+    # Heads signed by the old key are older, and refused from here on.
     state.see_standing(before, roster.standing)
     state.rotate(before, roster.authority)
     fields = {"authority": roster.authority.hex(), "certificate": certificate.grant.hex()}
@@ -547,7 +547,7 @@ def load_authority(path: Path) -> SigningKey:
 
 
 def load_signing_key(path: Path) -> SigningKey:
-    """Read a key that `secagg holder keys` made, or an authority's."""
+    """Read a key made by `secagg holder keys`, or an authority's key."""
     try:
         data = read_private(path)
     except OSError as error:
@@ -559,7 +559,7 @@ def load_signing_key(path: Path) -> SigningKey:
 
 
 def read_private(path: Path) -> bytes:
-    """Read a file that holds a key, which nobody else may read."""
+    """Read a file with a key, which must be private to its owner."""
     with path.open("rb") as file:
         _require_private(path, os.fstat(file.fileno()).st_mode)
         return file.read()
@@ -567,7 +567,7 @@ def read_private(path: Path) -> bytes:
 
 def _require_private(path: Path, mode: int) -> None:
     if hasattr(os, "getuid") and stat.S_IMODE(mode) & 0o077:
-        raise InvalidParameters(f"{path} holds a private key, and others may read it; chmod 600 it")
+        raise InvalidParameters(f"{path} contains a private key that others can read; run chmod 600 on it")
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
@@ -575,14 +575,14 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         with path.open("rb") as file:
             mode, fields = os.fstat(file.fileno()).st_mode, cast("object", json.loads(file.read()))
     except FileNotFoundError:
-        raise InvalidParameters(f"there is no file {path}; make one with `secagg keys`, or name another") from None
+        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or name another") from None
     except (OSError, ValueError):
         raise _unreadable(path, kind) from None
     if not isinstance(fields, dict):
         raise _unreadable(path, kind)
     named = cast("dict[str, Any]", fields)
     if named.get("format") == FORMAT and named.get("kind") != kind:
-        raise InvalidParameters(f"{path} is of another kind ({named.get('kind')!r}); name a {kind} file")
+        raise InvalidParameters(f"{path} is a file of another kind ({named.get('kind')!r}); name a {kind} file")
     if named.get("format") != FORMAT:
         raise _unreadable(path, kind)
     _require_private(path, mode)
@@ -606,4 +606,4 @@ def _text(fields: dict[str, Any]) -> bytes:
 
 
 def _unreadable(path: Path, kind: str) -> InvalidParameters:
-    return InvalidParameters(f"{path} is not a {kind} file with a valid certificate; make one with `secagg keys`")
+    return InvalidParameters(f"{path} is not a {kind} file with a valid certificate; create one with `secagg keys`")

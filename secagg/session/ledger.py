@@ -1,8 +1,8 @@
-"""Ledger of a client's uploads across tasks and restarts: rounds, and digests of models, each counted.
+"""Ledger of a client's uploads across tasks and restarts: counts rounds and digests of models.
 
-Two sums that differ in one client give that client away. So a round of a task has one upload, and the updates of one
-model go into a few sums at most, whatever a server calls its rounds, tasks and layouts. Values are never remembered:
-two updates may be equal because a server's bound cut both, and a refusal would tell that.
+Two sums that differ in one client reveal that client's update. So each round of a task gets one upload, and updates of
+one model go into only a few sums, whatever a server calls its rounds, tasks and layouts. Values are never remembered:
+two updates may be equal because a server's bound clipped both, and a refusal would reveal that.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DIGEST_BYTES: Final = 32
 NO_MODEL: Final = bytes(DIGEST_BYTES)
 _WORD_BYTES: Final = 4
 _OFFSET: Final = 1 << 63
-"""Numbers of 64 bits without a sign are stored as those with one, which SQLite has."""
-_BISECTS: Final = "sums under several would reveal single values; the server keeps it, or begins another task"
+"""Unsigned 64-bit numbers are stored shifted into the signed range of SQLite."""
+_BISECTS: Final = "sums under several would reveal single values; keep the bound, or start a new task on the server"
 NO_UPDATE: Final = bytes(DIGEST_BYTES)
-"""Digest in the place of an update that is made for its session."""
+"""Placeholder for the digest of an update that is created for its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Spent:
 
     task: bytes
     number: int
-    """Number of the round, or of the model's version; it goes up within a task."""
+    """Number of the round, or of the model's version; increases within a task."""
     model: bytes = NO_MODEL
-    """The digest of the model that the update is trained from."""
+    """Digest of the model that the update is trained from."""
     update: bytes = NO_UPDATE
-    """The digest of the update itself, only where its client had it before it knew of any session, as in a file."""
+    """Digest of the update itself, only if its client had it before any session, as in a file."""
 
 
 def uncharged(_: Spent) -> None:
@@ -48,9 +48,9 @@ def uncharged(_: Spent) -> None:
 
 
 class SpentUpdates(Confined):
-    """The uploads that were made of some data, in memory or in the store of a folder, which processes share.
+    """The uploads that used some data, in memory or in a folder's store, which processes share.
 
-    What ``charge`` did is durable when it returns.
+    A charge is durable when ``charge`` returns.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class SpentUpdates(Confined):
         attempts: int | None = ATTEMPTS,
         is_one_folder: bool = False,
     ) -> None:
-        """Use the store of a folder, or one in memory.
+        """Open the store of a folder, or one in memory.
 
         Args:
-            data: the operator's name of the data that updates are made from; clients with the same data share it.
-            attempts: uploads for one model at most, under any task and number; None only in simulations.
-            is_one_folder: whether an update is refused for a second sum under any name of the data.
+            data: the operator's name for the data that updates are trained on; clients with the same data share it.
+            attempts: maximum number of uploads per model, under any task and number; None only in simulations.
+            is_one_folder: whether to refuse an update for a second sum under any name of the data.
         Raises:
-            InvalidParameters: the folder's state cannot be trusted, or there are no attempts.
+            InvalidParameters: the folder's state cannot be trusted, or attempts is below 1.
         """
         if attempts is not None and (type(attempts) is not int or attempts < 1):
-            raise InvalidParameters(f"attempts are the uploads for one model, 1 or more; got {attempts!r}")
+            raise InvalidParameters(f"attempts, the uploads per model, must be at least 1; got {attempts!r}")
         self._folder, self._data, self._attempts, self._is_one_folder = folder, data, attempts, is_one_folder
         if folder is None:
             self._data = named_in_memory(self)
@@ -81,11 +81,11 @@ class SpentUpdates(Confined):
         return Store.at(self._folder)
 
     def transaction(self) -> AbstractContextManager[object]:
-        """Let charges of this ledger, and of others in the same folder, be made together or not at all."""
+        """Return a transaction that makes charges of this ledger and others in the same folder all or none."""
         return self._store().transaction()
 
     def last(self, task: bytes) -> int:
-        """Return the greatest number of a task; -1 if nothing was uploaded for it."""
+        """Return the highest number uploaded for a task; -1 if there is none."""
         return self._of_task(task)[0]
 
     def count(self, task: bytes) -> int:
@@ -97,14 +97,14 @@ class SpentUpdates(Confined):
         last, uploads = self._of_task(spent.task)
         if spent.number < last or (spent.number == last and not is_repeat_allowed):
             raise PeerMisbehaved(
-                f"this client uploaded for number {last}, and is asked for {spent.number}; numbers go up within a "
-                "task, and each has one upload",
+                f"this client already uploaded for number {last}, and is asked for {spent.number}; numbers must "
+                "increase within a task, with one upload each",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=NOBODY,
             )
         if maximum is not None and uploads >= maximum:
             raise PeerMisbehaved(
-                f"this client has made {maximum} uploads, which is its budget for the task",
+                f"this client has made {maximum} uploads, its maximum for the task",
                 reason=Reason.BUDGET_SPENT,
                 culprits=NOBODY,
             )
@@ -112,8 +112,8 @@ class SpentUpdates(Confined):
             return
         if spent.update != NO_UPDATE and self._is_summed(spent):
             raise Misuse(
-                f"this update was uploaded before, says the ledger in {self._folder or 'memory'}; two sums that differ "
-                "in one client reveal its update: train again, and send the new one",
+                f"the ledger in {self._folder or 'memory'} shows that this update was already uploaded; two sums "
+                "that differ in one client reveal its update: train again, and send the new one",
                 reason=Reason.ALREADY_SPENT,
             )
         if self._attempts is None or spent.model == NO_MODEL:
@@ -121,28 +121,28 @@ class SpentUpdates(Confined):
         if self._row("SELECT count(*) FROM uploads WHERE (data, model) = (?, ?)", spent.model)[0] >= self._attempts:
             times = "once" if self._attempts == 1 else f"{self._attempts} times"
             raise PeerMisbehaved(
-                f"this client has uploaded {times} for the model of number {spent.number}, whatever its number and "
-                "task were; two sums of updates of one model can give a client away",
+                f"this client has uploaded {times} for the model of number {spent.number}, counting all tasks; "
+                "two sums of updates of one model can reveal a client's update",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=NOBODY,
             )
 
     def charge(self, spent: Spent, *, is_repeat_allowed: bool = False, maximum: int | None = None) -> None:
-        """Remember an upload before its update is made, or refuse it; nothing is given back if the upload fails later.
+        """Record an upload before its update is made, or refuse it; an upload that fails later stays charged.
 
-        Sessions side by side may each have looked before; this decision holds for all of them.
+        Concurrent sessions may all have passed ``require_open``; this decision is final.
 
         Args:
-            is_repeat_allowed: whether an update or a model may be uploaded again, where noise protects each release.
-            maximum: how many uploads there may be for the task; None for any number.
+            is_repeat_allowed: whether an update or a model may be uploaded again, because noise protects each release.
+            maximum: maximum number of uploads for the task; None for any number.
         Raises:
-            Misuse: this very update was uploaded before.
-            PeerMisbehaved: the number does not go up, the model has had its attempts, or the budget is spent.
-            InvalidParameters: the state of the folder is not its newest.
+            Misuse: this very update was already uploaded.
+            PeerMisbehaved: the number does not increase, the model has used its attempts, or the budget is spent.
+            InvalidParameters: the folder's state is not the newest.
             OSError: it could not be written; nothing has changed, and nothing may be sent.
         """
         if len(spent.update) != DIGEST_BYTES or len(spent.model) != DIGEST_BYTES:
-            raise Misuse(f"an upload is known by digests of {DIGEST_BYTES} bytes")
+            raise Misuse(f"an upload's digests must be {DIGEST_BYTES} bytes")
         with self._store().transaction() as rows:
             self.require_open(spent, is_repeat_allowed=is_repeat_allowed, maximum=maximum)
             rows.execute(
@@ -159,19 +159,19 @@ class SpentUpdates(Confined):
                 ).fetchone()
                 if found is not None and (known := bytes(found[0]).decode()) != value:
                     raise InvalidParameters(
-                        f"{name} is {value}, and was {known} in a sum of the same data before: {why}",
+                        f"{name} is {value}, but was {known} in an earlier sum of the same data: {why}",
                         reason=Reason.BELOW_FLOOR,
                     )
 
     def keep(self, task: bytes, bounds: Mapping[str, str], why: str = _BISECTS) -> None:
-        """Write down the bounds of a task as its first update is charged, and refuse others; before data are read.
+        """Fix a task's bounds when its first update is charged, before data are read; refuse any other bounds.
 
-        A server that changes a bound from sum to sum bisects what it cuts: a value, a norm, a number of examples.
+        A server that varies a bound from sum to sum can bisect what it clips: a value, a norm, a number of examples.
 
         Args:
-            why: others are refused, and what to do.
+            why: reason for refusing other bounds, and what to do.
         Raises:
-            InvalidParameters: a bound is another one than it was.
+            InvalidParameters: a bound differs from the earlier one.
         """
         store = self._store()
         with store.transaction():
@@ -180,9 +180,9 @@ class SpentUpdates(Confined):
                 store.fixed(self._data, task, name, value.encode)
 
     def word_for(self, examples: float, coins: Coins) -> int:
-        """Return 32 random bits by which a number of examples is rounded, the same ones for good.
+        """Return 32 random bits for rounding a number of examples, always the same for this number.
 
-        Sums of many rounds, tasks and cohorts reveal what was rounded, and not the number.
+        Sums over many rounds, tasks and cohorts then reveal the rounded number, but not the number.
         """
         name = f"rounding of {float(examples)} examples"
         drawn = self._store().fixed(self._data, b"", name, lambda: bytes(coins.draw(_WORD_BYTES)))
@@ -191,7 +191,7 @@ class SpentUpdates(Confined):
     def _is_summed(self, spent: Spent) -> bool:
         if self._row("SELECT count(*) FROM uploads WHERE (data, content) = (?, ?)", spent.update)[0]:
             return True
-        # Without a key a client has any name that it is called by, and one sum may have the same values from several.
+        # A client without a key may have any name, and one sum may contain the same values from several.
         others = "SELECT count(*) FROM uploads WHERE data != ? AND content = ? AND (task, number) != (?, ?)"
         return self._is_one_folder and self._row(others, spent.update, spent.task, spent.number - _OFFSET)[0] > 0
 

@@ -1,4 +1,4 @@
-"""The client session of one answer."""
+"""Client sessions of protocols with a single answer."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 class OneStageClientSession(Confined, ABC):
-    """A client session of one answer."""
+    """Base class of client sessions that answer once."""
 
     faults: tuple[Fault, ...] = ()
-    """None: no other client sends this one anything."""
+    """Always empty: other clients send nothing to this one."""
 
     def __init__(self, client: ClientId, subject: Subject, update: LazyUpdate | None, suspended: Secret | None) -> None:
-        """Prepare to upload once; nothing is ever suspended."""
+        """Prepare to upload once; these sessions cannot be suspended."""
         if suspended is not None:
-            raise Misuse("a session of one message cannot be resumed; join without a suspended state")
+            raise Misuse("a session with one message cannot be resumed; join without a suspended state")
         self.client, self._subject, self._update, self._is_done = client, subject, update, False
 
     @abstractmethod
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
-        """Return the upload: checks, ledger, update, in this order."""
+        """Return the upload: checks, then ledger, then update."""
 
     def answer(self, message: bytes) -> bytes:
-        """Return the upload, once; nothing keeps it.
+        """Return the upload, once; no copy is kept.
 
         Raises:
-            UnexpectedMessage: it was handed over, or the client left; nothing has changed.
+            UnexpectedMessage: it was already returned, or the client left; nothing has changed.
             Misuse: there is no update.
         """
         if self._is_done:
             raise UnexpectedMessage(
-                expected="nothing, because the upload was handed over, and nothing keeps it, or the client left",
+                expected="no message; the upload was already returned and not kept, or the client left",
                 received="a message",
                 reason=Reason.ALREADY_SPENT,
                 culprits=NOBODY,
             )
         if self._update is None:
-            raise Misuse("there is no update to upload; join with one", reason=Reason.ALREADY_SPENT)
+            raise Misuse("there is no update to upload; pass one to join()", reason=Reason.ALREADY_SPENT)
         with blaming(*from_server()):
             upload = self._upload(message, self._update)
         self._is_done = True

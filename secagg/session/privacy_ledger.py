@@ -1,6 +1,6 @@
-"""Ledger of a client's privacy budget: the cost of each noised sum, added up over all tasks and restarts.
+"""Ledger of a client's privacy budget: adds up the cost of each noised sum over all tasks and restarts.
 
-Nobody else can know it: a server sees one task, and a client may be in many.
+Only the client can keep it: a server sees one task, but a client may take part in many.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .store import Store, named_in_memory
 
 
 class PrivacyLedger(Confined):
-    """The losses of some data, in memory or in the store of a folder; what ``charge`` did is durable when it returns.
+    """Privacy losses of some data, in memory or in a folder's store; a charge is durable when ``charge`` returns.
 
-    Nothing is ever given back: an upload that was lost after ``charge`` is one that a server may have.
+    Nothing is ever refunded: a server may have received an upload that seems lost after ``charge``.
     """
 
     def __init__(self, budget: PrivacyBudget, *, data: str = "", folder: Path | None = None) -> None:
-        """Keep to a budget; earlier spending counts, whatever the budget was then.
+        """Enforce a budget; earlier losses count, whatever the budget was then.
 
         Args:
-            data: the operator's name of the data, under whatever key and authority they are used.
+            data: the operator's name for the data, independent of keys and authorities.
             folder: None keeps it in memory, for simulations and tests.
         """
         self.budget, self._data, self._folder = budget, data, folder
@@ -38,7 +38,7 @@ class PrivacyLedger(Confined):
 
     @property
     def spent(self) -> float:
-        """The epsilon that was spent so far, at the budget's delta."""
+        """The epsilon spent so far, at the budget's delta."""
         return self.budget.spent(self._spent()[0])
 
     @property
@@ -47,21 +47,21 @@ class PrivacyLedger(Confined):
 
     @property
     def event(self) -> Any:  # noqa: ANN401 -- of dp-accounting, which has no types
-        """What this client released, as an event of ``dp-accounting``; this ledger alone decides on uploads."""
+        """The client's releases as an event of ``dp-accounting``; only this ledger decides on uploads."""
         return self._spent()[0].event
 
     def require_room(self, noise: ClientNoise | None) -> None:
         """Refuse a session that the budget cannot cover, before anything is drawn for it; nothing changes.
 
         Raises:
-            InvalidParameters: it has no noise, or would pass the budget; the message says what to change.
+            InvalidParameters: the session has no noise, or would exceed the budget; the message says what to change.
         """
         self._cost(noise)
 
     def charge(self, noise: ClientNoise | None) -> None:
-        """Remember one upload for good, or refuse it; to be called before its noise is drawn.
+        """Record an upload permanently, or refuse it; call it before the noise is drawn.
 
-        Sessions side by side may each have found room; this decision holds for all of them.
+        Concurrent sessions may all have found room; this decision is final.
 
         Raises:
             InvalidParameters: as for ``require_room``, or the state is not the newest; nothing may be sent.
@@ -75,7 +75,7 @@ class PrivacyLedger(Confined):
             )
 
     def _cost(self, noise: ClientNoise | None) -> tuple[Loss, int]:
-        """Return what will have been spent with this upload, and the number of uploads before."""
+        """Return the total loss including this upload, and the number of earlier uploads."""
         if noise is None:
             raise InvalidParameters(NOT_NOISED, reason=Reason.BELOW_FLOOR)
         cost, (spent, uploads) = noise.loss(self.budget.adjacency), self._spent()
@@ -90,12 +90,12 @@ class PrivacyLedger(Confined):
         adjacency, uploads, *numbers = found
         if adjacency != self.budget.adjacency.value:
             raise InvalidParameters(
-                f"the privacy ledger of {self._data!r} counts with another adjacency; give its budget that one"
+                f"the privacy ledger of {self._data!r} uses another adjacency; give its budget the same one"
             )
         loss = Loss(*numbers)
-        # A bound of a divergence is positive at every order; the offset alone may be below 0.
+        # A divergence's bound is positive at every order; only the offset may be below 0.
         if not all(map(isfinite, loss.numbers)) or min(loss.slope, loss.more, loss.most) < 0 or uploads < 1:
-            raise InvalidParameters(f"the privacy ledger of {self._data!r} holds a loss that is not a number")
+            raise InvalidParameters(f"the privacy ledger of {self._data!r} contains a loss that is not a number")
         return loss, uploads
 
     def _found(self, rows: sqlite3.Connection) -> Any:  # noqa: ANN401 -- of a database
@@ -113,7 +113,7 @@ class PrivacyLedger(Confined):
 
 
 class PrivacyLedgers:
-    """The ledgers of simulated clients, in memory."""
+    """In-memory ledgers of simulated clients."""
 
     def __init__(self, budget: PrivacyBudget | None) -> None:
         self._budget, self._known = budget, dict[ClientId, PrivacyLedger]()

@@ -1,6 +1,6 @@
-"""Which secure sums there are: one registration for each, and nothing is imported before it is asked for.
+"""Registry of secure aggregation protocols: one entry for each, imported on first use.
 
-A consumer (a command, a training driver, a platform's plug-in) names a protocol and needs nothing deeper:
+A consumer (a command, a training driver, a platform's plug-in) only needs a protocol's name:
 
     entry = find("enclave")
     settings = entry.settings(minimum_cohort=3)
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from .run import Costs
 
 ProtocolName = Literal["pairwise", "enclave", "two-servers", "one-message", "lightsecagg"]
-"""Names of the protocols of this library."""
+"""Names of this library's protocols."""
 Clock = Callable[[], "datetime"]
-"""Returns the time, with a time zone."""
+"""Returns the current time, with a time zone."""
 
 
 class Simulation(Protocol):
-    """A protocol's server, helpers and clients in one process, from one session to the next. It protects nobody."""
+    """A protocol's server, helpers and clients in one process, across sessions. It protects nobody."""
 
     def open(self, subject: Subject, invited: frozenset[ClientId] | None) -> ServerSession:
-        """Begin a session; ``None`` invites everybody."""
+        """Open a session; ``None`` invites everybody."""
         ...
 
     def member(self, client: ClientId) -> Member:
-        """Return a client, always with the same keys and ledger; the settings just meet its policy."""
+        """Return a client, always with the same keys and ledger; its policy just accepts the settings."""
         ...
 
     @property
@@ -55,14 +55,14 @@ class Simulation(Protocol):
         ...
 
     def close(self) -> None:
-        """End what outlives sessions, and wipe it."""
+        """End and wipe what outlives sessions."""
 
 
 class Simulate(Protocol):
-    """Makes a simulation."""
+    """Creates a simulation."""
 
     def __call__(self, settings: Any, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:  # noqa: ANN401 -- the protocol's own class
-        """Draw the keys of everybody who is not a client."""
+        """Draw the keys of all parties except clients."""
         ...
 
 
@@ -71,88 +71,88 @@ OF_FORM: Final = option("form of messages; excludes clients without it", minimum
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolOptions(Options):
-    """Options of one protocol. What follows from the cohort is None, or its facts, until a cohort is planned for."""
+    """Options of one protocol. Those that depend on the cohort are None until a cohort is planned for."""
 
     protocol: ClassVar[str] = ""
-    """Name of the protocol that has them."""
+    """Name of the protocol that has these options."""
     suite: Annotated[Suite, option("key agreement and ciphers")] = Suite.CLASSIC
     message_form: Annotated[int, OF_FORM] = FORMS[0]
     minimum_cohort: Annotated[
-        int | None, option("clients below which nothing is released", minimum=LEAST_COHORT, maximum=(1 << 32) - 1)
+        int | None, option("minimum number of clients in a released sum", minimum=LEAST_COHORT, maximum=(1 << 32) - 1)
     ] = None
 
     @property
     def least_cohort(self) -> int:
-        """Minimum cohort, also where no cohort was planned for."""
+        """Minimum cohort, even if no cohort was planned for."""
         return LEAST_COHORT if self.minimum_cohort is None else self.minimum_cohort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolEntry:
-    """One protocol, as far as a consumer needs to know it."""
+    """One protocol, as its consumers see it."""
 
     name: str
     summary: str
     """One line, for a table of choices."""
     settings: type[Any]
-    """A frozen dataclass of what a planner or a user chooses; its defaults are safe."""
+    """A frozen dataclass of the options that a planner or user chooses; its defaults are safe."""
     segments: frozenset[type[Segment]]
-    """Which segments its sums can hold."""
+    """Kinds of segments that its sums can contain."""
     rounds: bool = False
     """Whether it rounds masked values, so that segments may have fine bits."""
     stages: tuple[Stage, ...]
-    """All stages that a session may have, in order; settings may leave some out."""
+    """All stages that a session may have, in order; settings may omit some."""
     open_session: Callable[..., ServerSession]
     """``open_session(subject, settings, invited, helpers)``."""
     helpers: type[Any]
-    """Resources of the server: coins, keys, connections."""
+    """The server's resources: coins, keys, connections."""
     simulate: Simulate
     keeps: frozenset[str] = frozenset()
-    """Names in a client's policy that it keeps; a stricter value of another name refuses it."""
+    """Names in a client's policy that it enforces; a client with a stricter value of another name refuses it."""
     restore: Callable[..., ServerSession] | None = None
-    """``restore(snapshot, invited)`` resumes a session, where that is supported; its clients can be suspended too."""
+    """``restore(snapshot, invited)`` resumes a session, if supported; its clients can then be suspended too."""
     describe: Callable[[Any], tuple[str, ...]] = field(default=lambda _: ())
-    """Notes for the operator of an open session, a line each."""
+    """Notes for an open session's operator, one line each."""
     takes: Callable[[Any, int], bool] = field(default=lambda _, __: True)
-    """Whether this number of clients can have a session with these settings."""
+    """Whether a session of this many clients is possible with these settings."""
     simulate_cheater: Callable[[Any, ClientId], Member] | None = None
-    """Returns a client of a simulation that breaks the rules, where others would notice."""
+    """Returns a simulated client that breaks the rules, if other parties would notice."""
     costs: Callable[..., Iterable[Costs]] | None = None
-    """``costs(layout, clients, suite)``: its forms for a layout and a cohort; a planner leaves out who has none. Where
+    """``costs(layout, clients, suite)``: its forms for a layout and a cohort. A planner skips protocols without it. If
     settings have ``dropped``, it takes that too."""
     trust: str = ""
-    """Parties that a client has to trust, for a table of choices."""
+    """Parties that a client must trust, for a table of choices."""
     is_certified: bool = False
-    """Whether clients need keys that an authority certified, whatever the settings."""
+    """Whether clients always need keys that an authority certified."""
     is_suspended: bool = True
     """Whether a client's process may end between two messages, as in Flower."""
     connect: Callable[[Any], ServerSession] | None = None
-    """On platforms: opens a session of a ``platforms.plugs.ServerSide``; a custom protocol without it is simulated."""
+    """On platforms: opens the session of a ``platforms.plugs.ServerSide``; without it, the protocol is simulated."""
     member: Callable[[Any], Member] | None = None
-    """On platforms: a client of a ``platforms.plugs.NodeSide``; needed together with ``connect``."""
+    """On platforms: creates the client of a ``platforms.plugs.NodeSide``; required together with ``connect``."""
 
     def __post_init__(self) -> None:
         if (self.connect is None) != (self.member is None):
-            raise Misuse(f"the protocol {self.name!r} has only one of connect and member; give both, or neither")
+            raise Misuse(f"the protocol {self.name!r} has only one of connect and member; set both, or neither")
 
     def require_segments(self, layout: Layout) -> None:
         """Refuse a layout that this protocol cannot sum.
 
         Raises:
-            InvalidParameters: naming the segment.
+            InvalidParameters: names the segment.
         """
         for position, segment in enumerate(layout.segments):
             if type(segment) not in self.segments:
                 raise InvalidParameters(
-                    f"{self.name} sums no {type(segment).__name__} (segment {position} of the layout); choose another "
-                    "protocol, or a scheme without it"
+                    f"{self.name} does not support {type(segment).__name__} (segment {position} of the layout); choose "
+                    "another protocol, or a scheme without it"
                 )
         if not self.rounds:
             layout.require_whole_steps()
 
 
 ChosenProtocol = ProtocolName | ProtocolOptions | ProtocolEntry
-"""A protocol by its name, by options of its own, or as an entry that need not be registered."""
+"""A protocol by name, by its options, or as an entry, which need not be registered."""
 _FACTS: Final = ("population", "corrupted", "dropped")
 _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "pairwise": "secagg.protocols.pairwise_mask.simulation",
@@ -161,14 +161,14 @@ _REGISTERED: Final[dict[str, str | ProtocolEntry]] = {
     "one-message": "secagg.protocols.one_message.simulation",
     "lightsecagg": "secagg.protocols.light_secagg.simulation",
 }
-"""Entries by name, each an entry or the module whose ``ENTRY`` it is."""
+"""Entries by name: each an entry, or the module whose ``ENTRY`` it is."""
 _PAIRWISE: Final = ("secagg", "secagg+", "secaggplus", "secureaggregation", "pairwisemask", "pairwisemasks", "bonawitz")
 _ELSEWHERE: Final = dict.fromkeys(_PAIRWISE, "pairwise") | {"tee": "enclave"}
-"""What papers, other libraries and our folders call these protocols."""
+"""Other names of these protocols, in papers, other libraries and our folders."""
 
 
 def given_in(protocol: ChosenProtocol) -> dict[str, Any]:
-    """Return the options that differ from their defaults, where a protocol is named by its options.
+    """Return the options that differ from their defaults, if a protocol is given by its options.
 
     Raises:
         InvalidParameters: one of them is a fact about the cohort.
@@ -179,22 +179,22 @@ def given_in(protocol: ChosenProtocol) -> dict[str, Any]:
     given = {name: own for name, (own, default) in values.items() if own != default}
     if facts := [name for name in _FACTS if name in given]:
         raise InvalidParameters(
-            f"{facts[0]} of {type(protocol).__name__} is a fact about the clients; say it in the call, by clients=, "
+            f"{facts[0]} of {type(protocol).__name__} is a fact about the clients; pass it to the call, as clients=, "
             "corrupted=, dropped= or drop="
         )
     return given
 
 
 def names() -> tuple[str, ...]:
-    """Return what can be found, without importing any of it."""
+    """Return all registered names, without importing the protocols."""
     return tuple(_REGISTERED)
 
 
 def find(name: ChosenProtocol | str) -> ProtocolEntry:
-    """Return a protocol's entry, also from its options; an entry is its own.
+    """Return a protocol's entry, by name or by its options; an entry is returned unchanged.
 
     Raises:
-        InvalidParameters: there is none of this name.
+        InvalidParameters: no protocol has this name.
     """
     if isinstance(name, ProtocolEntry):
         return name
@@ -205,13 +205,13 @@ def find(name: ChosenProtocol | str) -> ProtocolEntry:
         return found
     entry = import_module(found).ENTRY
     if not isinstance(entry, ProtocolEntry) or entry.name != name:
-        raise Misuse(f"{found}.ENTRY is not a ProtocolEntry of the name {name!r}")
+        raise Misuse(f"{found}.ENTRY is not a ProtocolEntry named {name!r}")
     _REGISTERED[name] = entry
     return entry
 
 
 def require_name(name: str) -> str:
-    """Return a protocol's name, or refuse it and say which one may be meant."""
+    """Return a protocol's name, or refuse it with a suggestion."""
     if name in _REGISTERED:
         return name
     written = name.lower().replace("_", "-")
@@ -220,18 +220,18 @@ def require_name(name: str) -> str:
 
 
 def register(protocol: ProtocolEntry) -> None:
-    """Add a protocol of one's own.
+    """Register a custom protocol.
 
     Raises:
         Misuse: the name is taken.
     """
     if protocol.name in _REGISTERED:
-        raise Misuse(f"there is a protocol {protocol.name!r} already; give this one another name")
+        raise Misuse(f"a protocol {protocol.name!r} is already registered; choose another name")
     _REGISTERED[protocol.name] = protocol
 
 
 def unregister(name: str) -> None:
-    """Take a protocol away; for tests."""
+    """Remove a protocol; for tests."""
     _REGISTERED.pop(name, None)
 
 
@@ -246,15 +246,15 @@ def planned_settings(
     *,
     called: str = "settings",
 ) -> Any:  # noqa: ANN401 -- the protocol's own class
-    """Return a protocol's settings: what its user said, over what follows from the cohort.
+    """Return a protocol's settings: the user's values, and for the rest those that follow from the cohort.
 
     Args:
-        facts: by the names of settings; a protocol takes those that it has.
-        given: by the same names, as values or as text.
-        assigned: ``name=value`` as text, which stands over both.
-        called: what the caller calls these assignments, for errors.
+        facts: values derived from the cohort, by setting; a protocol ignores those that it does not have.
+        given: the user's values, by setting, as values or text.
+        assigned: ``name=value`` as text; these override both.
+        called: the caller's name for these assignments, for errors.
     Raises:
-        InvalidParameters: a setting that this protocol does not have, or a value that it cannot take.
+        InvalidParameters: this protocol does not have a setting, or cannot use its value.
     """
     known = declared(entry.settings)
 
@@ -269,7 +269,7 @@ def planned_settings(
     for assignment in assigned:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise InvalidParameters(f"{called} takes name=value; the settings of {entry.name} are {', '.join(known)}")
+            raise InvalidParameters(f"{called} must be name=value; the settings of {entry.name} are {', '.join(known)}")
         require_known(name)
         with spelled(f"{called} {name}"):
             made[name] = known[name].parsed(text)

@@ -1,11 +1,11 @@
-"""A secure sum as a platform sees it, whichever protocol computes it.
+"""Interfaces of a secure aggregation session, the same for every protocol.
 
-    session = <protocol>.open_session(subject, ...)     server: and who is invited, and connections to helpers
+    session = <protocol>.open_session(subject, ...)     server: also the invited clients, and helpers
     client = member.join(subject, LazyUpdate(make))     client: a member has keys, policy, a ledger and a clock
     while session.stage: deliver message_to(), receive(), then close_stage()
     released = session.release()
 
-A session has no clock, no thread and no transport: when to wait no longer is the platform's decision.
+A session has no clock, threads or transport; the platform decides how long to wait.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
     from secagg.contract.decoder import Aggregate
 
 Bounds = Sequence[tuple[int, int] | None]
-"""The least and the greatest value of each segment, or None for all that its ring holds."""
+"""Minimum and maximum value of each segment, or None for the full range of its ring."""
 _LOG: Final = logging.getLogger("secagg.session")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Subject of a sum. Each side makes its own, and a client refuses a session about another."""
+    """Subject of a sum. Each side creates its own, and a client refuses a session about another."""
 
     task: bytes
-    round_number: int  # goes up within a task; a client uploads once for each
+    round_number: int  # increases within a task; a client uploads once for each
     layout: Layout
     capacity: int  # the largest number of uploads that the codec can decode
-    tables: Tables = ()  # the codec's codebooks, where it has any
-    zero_points: tuple[int, ...] = ()  # the element that stands for 0 in each ring segment; none if all are 0
-    terms: bytes = bytes(32)  # digest of all else that clients must be told alike, such as weighting
-    model_digest: bytes | None = None  # None only at a client that is sent the model later; its update names it
+    tables: Tables = ()  # the codec's codebooks, if any
+    zero_points: tuple[int, ...] = ()  # the element that represents 0 in each ring segment; empty if all are 0
+    terms: bytes = bytes(32)  # digest of other settings that all clients must share, such as weighting
+    model_digest: bytes | None = None  # None only for a client that receives the model later; its update names it
 
     @property
     def terms_digest(self) -> bytes:
-        """Digest of the terms without a field in an offer: the capacity, and all else that clients are told alike."""
+        """Digest of the terms that have no field in an offer: the capacity and the other shared settings."""
         return hashlib.sha256(bind(Label.SESSION_TERMS, self.capacity.to_bytes(8, "big"), self.terms)).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Contribution of one client."""
+    """One client's contribution."""
 
     payload: Payload = field(repr=False)
-    model_digest: bytes  # of the model that it was trained from, as the client computed it
+    model_digest: bytes  # of the model it was trained from, as the client computed it
 
 
 class LazyUpdate(Confined):
-    """One update, made only when the upload needs it."""
+    """One client's update, created only when the upload needs it."""
 
     def __init__(
         self,
@@ -75,27 +75,27 @@ class LazyUpdate(Confined):
         together: Callable[[], AbstractContextManager[object]] = nullcontext,
         zero: Callable[[], Payload] | None = None,
     ) -> None:
-        """Take what makes the update.
+        """Take the function that creates the update.
 
         Args:
-            model_digest: of the model that it is made from; not needed where the subject names it.
-            charge: spends the round and the model for good before the update is made; raises to refuse.
-            together: a transaction in which this and the session's own charge are made both, or neither.
-            zero: encodes an update of zeros that counts in no denominator, for a training that fails; by default every
-                ring element is 0, which is right only for codecs without zero points.
+            model_digest: of the model that it is trained from; optional if the subject names the model.
+            charge: durably spends the round and the model before the update is made; raises to refuse.
+            together: a transaction that makes this charge and the session's own either both or not at all.
+            zero: encodes an update of zeros with no weight, for failed training. By default every ring element is 0,
+                which is only right for codecs without zero points.
         """
         self._make: Callable[[], Update] | None = make
         self._model_digest, self._charge, self._together, self._zero = model_digest, charge, together, zero
 
     def model_for(self, subject: Subject) -> bytes:
-        """Return the digest of the model that the update is made from, as this client computed it."""
+        """Return the digest of the model that the update is trained from, as this client computed it."""
         self._model_digest = self._model_digest or subject.model_digest
         if self._model_digest is None:
-            raise Misuse("the subject names no model; give LazyUpdate the digest of the one that was sent")
+            raise Misuse("the subject names no model; give LazyUpdate the digest of the model that was sent")
         return self._model_digest
 
     def spent(self, subject: Subject) -> Spent:
-        """Return the upload that every ledger of its session is charged with."""
+        """Return the upload that the session's ledgers are charged with."""
         return Spent(subject.task, subject.round_number, self.model_for(subject))
 
     def take(
@@ -105,38 +105,37 @@ class LazyUpdate(Confined):
         *,
         charge: Callable[[], None] = lambda: None,
     ) -> Update:
-        """Make it, once; for the session, after every check and after the ledger was charged.
+        """Create the update, once; sessions call this after every check.
 
-        Once ``charge`` has returned nothing is refused, so that whether and how a client answers tells nothing of its
-        data: values are clamped, and a training that fails, or returns what does not fit, gives zeros.
-        Each is logged here, for the client's own person.
+        After ``charge`` nothing is refused, so whether and how a client answers reveals nothing about its data. Values
+        are clamped; a failed training, or a result that does not fit, gives zeros. The client logs each case locally.
 
         Args:
-            bounds: of the values of each segment, or None for those of its ring.
-            charge: spends what else the session has to, after the round and the model.
+            bounds: of each segment's values, or None for the bounds of its ring.
+            charge: spends what else the session needs, after the round and the model.
         Raises:
-            Misuse: it was made before.
+            Misuse: the update was already created.
             KeyboardInterrupt: this process was interrupted; the client leaves.
         """
         make, self._make = self._make, None
         if make is None:
-            raise Misuse("an update goes into one sum alone; train another one", reason=Reason.ALREADY_SPENT)
+            raise Misuse("this update was already used; train a new one", reason=Reason.ALREADY_SPENT)
         try:
             with self._together():
                 self._charge()
                 charge()
         except BaseException:
-            self._make = make  # For another offer: what a ledger refuses costs no update.
+            self._make = make  # Kept for another offer: a ledger's refusal costs no update.
             raise
         try:
             return self._clamped(make(), layout, bounds)
         except BaseException as error:
-            # Whatever training raises, the server is not told. A signal to this process is not training's.
+            # The server must not learn what training raises. A signal to this process is not training's error.
             if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
                 raise
             _LOG.exception(
-                "TRAINING FAILED (%s: %s), or returned what does not fit the model that was sent. An update of zeros "
-                "is uploaded instead, so that the server does not see the failure; repair the training code",
+                "TRAINING FAILED (%s: %s), or its result does not fit the model that was sent. An update of zeros is "
+                "uploaded instead, so that the server does not notice; repair the training code",
                 type(error).__name__,
                 error,
             )
@@ -147,18 +146,18 @@ class LazyUpdate(Confined):
             try:
                 return self._zero()
             except Exception:  # noqa: BLE001 -- a client that cannot encode zeros still must not be told apart
-                _LOG.exception("an update of zeros could not be encoded; ring elements of 0 are uploaded instead")
+                _LOG.exception("could not encode an update of zeros; uploading ring elements of 0 instead")
         return Payload(layout, tuple(segment.ring.zeros(segment.length) for segment in layout.segments))
 
     def _clamped(self, made: Update, layout: Layout, bounds: Bounds) -> Update:
         """Return an update with its values within bounds."""
         made.payload.check()
         if made.payload.layout != layout or made.model_digest != (self._model_digest or made.model_digest):
-            raise Misuse("the update has another layout or model than the session; make it for this one")
+            raise Misuse("the update's layout or model differs from the session's; create it for this session")
         payload = made.payload.within(bounds)
         pairs = zip(made.payload.values, payload.values, strict=True)
         if outside := sum(int((given != kept).sum()) for given, kept in pairs):
-            _LOG.warning("%d values of this update are out of the session's bounds, and count as the bounds", outside)
+            _LOG.warning("%d values of this update exceed the session's bounds and were clamped", outside)
         return Update(payload, made.model_digest)
 
 
@@ -167,35 +166,35 @@ class Stage:
     """One exchange: a message to each of some clients, and one answer from each."""
 
     name: str
-    takes_update: bool  # the answers hold the updates: send the model along, and allow the time of training
-    per_client: int | None = None  # an answer has a few kilobytes, and at most this many bytes for each client
+    takes_update: bool  # the answers contain updates: send the model too, and allow time for training
+    per_client: int | None = None  # an answer is a few kilobytes, plus at most this many bytes per client
 
 
 class Participation(IntEnum):
     """State of the open stage: waiting is necessary, optional or useless."""
 
     TOO_FEW, ENOUGH = 0, 1
-    COMPLETE = 2  # nobody else is awaited, though there may still be too few
+    COMPLETE = 2  # no more answers are expected, though there may be too few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
     """The result of a session."""
 
-    aggregate: Aggregate  # in the subject's layout, or in what an enclave decodes that to
+    aggregate: Aggregate  # in the subject's layout, or the layout that an enclave decodes it to
     counted: frozenset[ClientId]
-    left_out: Mapping[ClientId, Fault]  # whose uploads were received and are not in the sum, and why
+    left_out: Mapping[ClientId, Fault]  # clients with uploads that were received but not counted, and why
     revealed: frozenset[frozenset[ClientId]]  # the sets whose sums the server learned; {counted} if all went well
-    unbounded: tuple[int, ...]  # segments of the subject's layout in which nobody holds a client to any length
-    receipt: bytes = b""  # what shows others that the release is genuine, where the protocol has that
+    unbounded: tuple[int, ...]  # segments of the subject's layout in which nothing bounds a client's norm
+    receipt: bytes = b""  # proof to others that the release is genuine, if the protocol has one
 
 
 class ServerSession(Protocol):
-    """The server's side, for any thread. A session that ended is wiped; another attempt is another session."""
+    """The server's side; thread-safe. A finished session is wiped; another attempt needs a new session."""
 
     @property
     def invitation(self) -> bytes:
-        """The message of the first stage, the same for everybody."""
+        """The message of the first stage, the same for all clients."""
         ...
 
     @property
@@ -204,12 +203,12 @@ class ServerSession(Protocol):
 
     @property
     def participation(self) -> Participation:
-        """Whether closing the stage now can succeed; cheap enough to ask after every answer."""
+        """Whether closing the stage now can succeed; cheap enough to check after every answer."""
         ...
 
     @property
     def awaited(self) -> frozenset[ClientId] | None:
-        """Clients that may still answer; None while a first stage is open to anybody."""
+        """Clients that may still answer; None while the first stage is open to everyone."""
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -217,22 +216,22 @@ class ServerSession(Protocol):
         ...
 
     def message_to(self, client: ClientId) -> bytes | None:
-        """Return the open stage's message for a client, always the same bytes; None if it has no part in the stage."""
+        """Return the open stage's message for a client, always the same bytes; None if it is not in the stage."""
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer from the sender that the transport names; a repeated answer changes nothing. May ask helpers.
+        """Accept an answer from the authenticated sender; a repeated answer changes nothing. May call helpers.
 
         Raises:
             UnexpectedMessage: it is late or early; nothing has changed, and nobody is to blame.
-            PeerError: it is wrong and was not taken; the session continues without its sender.
+            PeerError: it is wrong and was not accepted; the session continues without it or its sender.
             ConnectionError: a helper is lost; the session has ended.
         """
 
     def drop(self, client: ClientId) -> None:
-        """Await a client no more, for good: it said that it leaves, or the transport lost it."""
+        """Stop waiting for a client, permanently: it said that it leaves, or the transport lost it."""
 
     def close_stage(self) -> None:
-        """Await nobody else, and open the next stage if there is one. May ask helpers.
+        """Close the open stage, and open the next one if there is one. May call helpers.
 
         Raises:
             ThresholdNotMet, PeerError, ConnectionError: the session has ended, and nothing is released.
@@ -240,52 +239,52 @@ class ServerSession(Protocol):
         """
 
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Return the sum, once; raises as ``close_stage``. ``progress`` is told how many of how many steps are done."""
+        """Return the sum, once; raises as ``close_stage``. ``progress`` receives the steps done and their total."""
         ...
 
     def abort(self) -> None:
-        """End the session and wipe it; after the end this does nothing, so call it in a ``finally``."""
+        """End the session and wipe it. Safe to call after the end, so call it in a ``finally``."""
 
     def snapshot(self) -> Secret | None:
         """Return a snapshot for ``restore_session``; None if the session must finish in this process."""
 
 
 class ClientSession(Protocol):
-    """A client's side, in one thread at a time."""
+    """The client's side, used by one thread at a time."""
 
     @property
     def client(self) -> ClientId: ...
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Faults of other clients' messages; for this client's own log."""
+        """Faults of other clients' messages, for this client's own log."""
         ...
 
     def answer(self, message: bytes) -> bytes:
-        """Return the one answer to a message. An upload is made in this order: checks, ledger, update, upload.
+        """Return the answer to a message. An upload is made in this order: checks, ledger, update, upload.
 
         Raises:
             UnexpectedMessage: it is not expected now; nothing has changed.
-            InvalidParameters: an invitation below a floor or about something else; nothing was drawn or charged.
-            SecAggError: the client has left and is wiped; tell the server that it left, and never why.
+            InvalidParameters: the invitation is below the policy or about something else; nothing was drawn or charged.
+            SecAggError: the client has left and is wiped; tell the server that it left, but never why.
         """
         ...
 
     def suspend(self) -> Secret | None:
-        """Return the state that ``join`` resumes, and answer no more; None if nothing is left to do.
+        """Return the state that ``join`` resumes, and stop answering; None if nothing is left to do.
 
-        Security: seal it so that only the newest opens, and only once, as ``session.sealed_state`` does.
+        Security: seal it so that only the newest state opens, and only once, as ``session.sealed_state`` does.
         """
 
     def abort(self) -> None:
-        """Leave and wipe; an update that was taken stays spent."""
+        """Leave and wipe; an update that was already taken stays spent."""
 
 
 class Member(Protocol):
-    """A client across sessions: its identity, policy, ledger and clock, and the keys that it trusts."""
+    """A client across sessions: its identity, policy, ledger, clock and trusted keys."""
 
     def join(
         self, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None
     ) -> ClientSession:
-        """Begin, or resume a suspended session; the update is for the message that an upload answers."""
+        """Join a session, or resume a suspended one; the update is needed for the message that asks for the upload."""
         ...

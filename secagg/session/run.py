@@ -1,6 +1,6 @@
-"""A stopwatch around any server session: it is one itself, and knows nothing of any protocol.
+"""Measured runs of a server session, with any protocol: ``Measured`` wraps a session and is one itself.
 
-And what simulations share: keys of clients, and the cost of a session by a protocol's own formulas.
+Also shared by simulations: clients' keys, and the cost of a session by a protocol's own formulas.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .standings import Clock
 # --- Figures of a session ---------------------------------------------------------------------------------------------
 
 LEFT: Final = "left"
-"""Reason for a client's absence where nothing else is known."""
+"""Reason for a client's absence if nothing else is known."""
 
 
 @dataclass(slots=True)
 class StageFigures:
-    """Figures of a stage; a driver in memory adds its clients' seconds."""
+    """Figures of a stage; an in-memory driver adds its clients' seconds."""
 
     name: str
     takes_update: bool = False
@@ -40,7 +40,7 @@ class StageFigures:
     """Number of messages sent."""
     answered: set[ClientId] = field(default_factory=set[ClientId], repr=False)
     failed: dict[ClientId, str] = field(default_factory=dict[ClientId, str])
-    """Clients that were refused or left, and the reasons."""
+    """Clients that were refused or left, with the reasons."""
     bytes_down: int = 0
     bytes_up: int = 0
     bytes_between: int = 0
@@ -50,7 +50,7 @@ class StageFigures:
     """Seconds from opening the stage to closing it."""
     server_seconds: float = 0.0
     client_seconds: float = 0.0
-    """Seconds of all clients together, without making their updates."""
+    """Seconds of all clients together, excluding the creation of their updates."""
     slowest_client_seconds: float = 0.0
 
     def add_client(self, seconds: float) -> None:
@@ -61,11 +61,11 @@ class StageFigures:
 class Measured:
     """Counts what passes through a session, stage by stage; the last figures are those of the release.
 
-    For any thread, as the session is. The seconds of the server are summed over threads.
+    Thread-safe, like the session. The server's seconds are summed over threads.
     """
 
     def __init__(self, session: ServerSession, between: Callable[[], int] = lambda: 0) -> None:
-        """Begin; ``between`` says how many bytes went to and from helpers so far, as their connections count them."""
+        """Start measuring; ``between`` returns the bytes exchanged with helpers so far."""
         self.session, self._lock, self._between, self._told = session, Lock(), between, between()
         self.figures = list[StageFigures]()
         """Figures of each stage so far, in order."""
@@ -101,7 +101,7 @@ class Measured:
 
     @property
     def invitation(self) -> bytes:
-        """See ``ServerSession``, as for all that follows."""
+        """See ``ServerSession``, as for the methods below."""
         return self.session.invitation
 
     @property
@@ -121,7 +121,7 @@ class Measured:
         return self.session.faults
 
     def message_to(self, client: ClientId) -> bytes | None:
-        """Return a client's message, and count it each time that it is taken to be sent."""
+        """Return a client's message, and count it each time it is sent."""
         with self._timed() as figures:
             message = self.session.message_to(client)
         with self._lock:
@@ -130,7 +130,7 @@ class Measured:
         return message
 
     def receive(self, sender: ClientId, message: bytes) -> None:
-        """Take an answer, and count it whether it is taken or not."""
+        """Receive an answer, and count it whether or not it is accepted."""
         with self._timed() as figures:
             try:
                 self.session.receive(sender, message)
@@ -150,7 +150,7 @@ class Measured:
         self.session.drop(client)
 
     def close_stage(self) -> None:
-        """Close the stage, whose figures are complete then."""
+        """Close the stage, which completes its figures."""
         with self._timed():
             self.session.close_stage()
         self._begin()
@@ -163,7 +163,7 @@ class Measured:
         self.session.abort()
 
     def snapshot(self) -> Secret | None:
-        """Return what the session is restored from; figures are not in it."""
+        """Return the session's snapshot, which does not include figures."""
         return self.session.snapshot()
 
 
@@ -172,39 +172,39 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Waiting times of a loop, in seconds of the clock that it uses."""
+    """Waiting times of a driver, in seconds of its clock."""
 
     exchange: float
-    """At most, for a stage without updates."""
+    """Maximum for a stage without updates."""
     training: float
-    """At most, for the stage that takes the updates."""
+    """Maximum for the stage that takes the updates."""
     patience: float | None = 1.0
-    """Once there are enough in a stage without updates: this share of the time that it took until then.
-    None waits for everybody until the limit."""
+    """In a stage without updates, how long to wait once there are enough answers, as a share of the time until then.
+    None waits for all clients until the limit."""
     training_patience: float | None = None
-    """The same for the stage of the updates, where each client waited for adds one update to the sum."""
+    """The same for the stage with updates, where each further client adds an update to the sum."""
     least: float = 0.0
-    """Wait at least so long after there are enough, however fast they were."""
+    """Minimum wait once there are enough answers, however fast they came."""
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused too.
         shares = [share for share in (self.patience, self.training_patience) if share is not None]
         if not (self.exchange > 0 and self.training > 0 and self.least >= 0 and all(share >= 0 for share in shares)):
-            raise InvalidParameters("exchange and training are positive seconds; patience and least are not negative")
+            raise InvalidParameters("exchange and training must be positive seconds; patience and least not negative")
 
 
 class Patience:
-    """The wait for one stage; ask after each answer, or sleep for ``left`` at most."""
+    """The wait for one stage; call ``is_over`` after each answer, or sleep for at most ``left``."""
 
     def __init__(self, stage: Stage, limits: Limits, clock: Callable[[], float]) -> None:
-        """Begin to wait now; the clock never goes back, as ``time.monotonic`` does not."""
+        """Start waiting now; the clock must be monotonic, such as ``time.monotonic``."""
         self._limits, self._clock, self._began = limits, clock, clock()
         self._last = self._began + (limits.training if stage.takes_update else limits.exchange)
         self._share = limits.training_patience if stage.takes_update else limits.patience
         self._is_enough = False
 
     def left(self, participation: Participation) -> float:
-        """Return how many seconds to wait at most; 0 if the stage is to be closed now."""
+        """Return how many seconds to wait at most; 0 if the stage should be closed now."""
         now = self._clock()
         if participation >= Participation.COMPLETE:
             self._last = min(self._last, now)
@@ -222,7 +222,7 @@ class Patience:
 
 _SHOWN: Final = 3
 Progress = Callable[[str, int, int], None]
-"""Told of a stage, how many answered it, and how many are still in the session."""
+"""Called with a stage, the number of answers, and the number of clients still in the session."""
 
 
 def run(
@@ -233,13 +233,13 @@ def run(
     progress: Progress = lambda _, __, ___: None,
     making: Callable[[], float] = lambda: 0.0,
 ) -> Released:
-    """Carry a session through, one client after another; a client is pulled when its first message is needed.
+    """Run a session, one client after another; a client is created when its first message is needed.
 
     Args:
-        dropouts: by the name of a stage, the clients that are gone for good before answering.
-        making: the seconds spent on updates so far, which the figures count for no client.
+        dropouts: by the name of a stage, the clients that drop out before answering it.
+        making: returns the seconds spent on creating updates so far, which count for no client.
     Raises:
-        SecAggError, ConnectionError: nothing is released; notes of the first say why clients left.
+        SecAggError, ConnectionError: nothing is released; the first has notes that say why clients left.
     """
     present = list[ClientSession]()
     try:
@@ -256,7 +256,7 @@ def run(
             clients = present
         return session.release(lambda done, count: progress("release", done, count))
     except SecAggError as error:
-        # That too few stayed is not what to change; why they left is.
+        # Do not advise on too few clients; the notes say why they left.
         reasons = dict.fromkeys(reason for stage in session.figures for reason in stage.failed.values())
         for reason in [each for each in reasons if each != LEFT][:_SHOWN]:
             error.add_note(f"a client left: {reason}")
@@ -290,10 +290,10 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metrics:
-    """Counters, gauges and histograms for any thread, as text that Prometheus reads.
+    """Thread-safe counters, gauges and histograms, as text in Prometheus format.
 
-    One object for each process; whatever serves sums, over whichever transport, adds to it. Names and labels are the
-    caller's: never a client's.
+    Use one object per process; everything that serves sums adds to it, over any transport. The caller chooses names and
+    labels, which must never come from a client.
     """
 
     def __init__(self) -> None:
@@ -303,14 +303,14 @@ class Metrics:
         self._bounds = dict[str, tuple[float, ...]]()
 
     def counter(self, name: str, text: str) -> None:
-        """Say what a number means that only goes up; its name ends in ``_total``."""
+        """Declare a number that only increases; its name ends in ``_total``."""
         self._tell(name, "counter", text)
 
     def gauge(self, name: str, text: str) -> None:
         self._tell(name, "gauge", text)
 
     def histogram(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        """Say what is observed, and count what is at most each of some rising bounds."""
+        """Declare a histogram with increasing bounds; it counts the observations up to each bound."""
         self._tell(name, "histogram", text)
         self._bounds[name] = (*bounds, inf)
         self._values |= {name + part: {} for part in ("_bucket", "_sum", "_count")}
@@ -324,7 +324,7 @@ class Metrics:
 
     def _tell(self, name: str, kind: str, text: str) -> None:
         if not _NAME.fullmatch(name):
-            raise Misuse(f"a metric is named by small letters, digits and underscores; got {name!r}")
+            raise Misuse(f"a metric's name must consist of lower-case letters, digits and underscores; got {name!r}")
         self._told[name] = kind, text
         self._values.setdefault(name, {})
 
@@ -345,7 +345,7 @@ class Metrics:
                 named = [name + part for part in ("_bucket", "_sum", "_count")] if name in self._bounds else [name]
                 for each in named:
                     found = self._values[each].items()
-                    # Buckets stay in the order of their bounds, in which they were made.
+                    # Buckets stay in the order of their bounds, in which they were created.
                     for key, value in found if each != name else sorted(found):
                         labels = ",".join(f'{label}="{part.translate(_ESCAPED)}"' for label, part in key)
                         lines.append(f"{each}{{{labels}}} {value:.15g}" if labels else f"{each} {value:.15g}")
@@ -356,7 +356,7 @@ class Metrics:
 
 
 class SimulatedKeys(Confined):
-    """An authority that nobody else holds, and the keys of clients, each drawn when it is first asked for."""
+    """A simulated authority, and the clients' keys, each drawn on first use."""
 
     def __init__(self, coins: Coins) -> None:
         self._coins, self.root = coins, new_signing_key(coins)
@@ -367,7 +367,7 @@ class SimulatedKeys(Confined):
         return Authority(self.root.public_key)
 
     def standing(self, clock: Clock) -> Standing:
-        """Return the head of a roster of now, in which nobody was revoked."""
+        """Return the head of a current roster without revocations."""
         return Standing(number=int(clock().timestamp())).signed(self.root)
 
     def of(self, client: ClientId) -> tuple[SigningKey, Certificate]:
@@ -382,18 +382,18 @@ class SimulatedKeys(Confined):
 
 AES_BLOCK_BYTES: Final = 16
 ONE_IN: Final = 20
-"""A planned session tolerates one corrupted client in this number of clients, and as many dropouts."""
+"""A planned session tolerates one corrupted client per this many clients, and as many dropouts."""
 _WORDS_OF_A_CALL: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Counted computation of one party in a session."""
+    """Estimated computation of one party in a session."""
 
     cipher_calls: int = 0
-    """Blocks of 16 bytes that AES expands masks, shares or indices into."""
+    """AES calls on blocks of 16 bytes that expand masks, shares or indices."""
     word_operations: int = 0
-    """Additions of words; also multiplications with additions where clients are checked."""
+    """Additions of words; also multiply-adds if clients are checked."""
     steps: int = 1
     """Work independent of the layout, in units of the protocol's own: clients, or edges of its graph."""
 
@@ -405,34 +405,34 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """One form of a protocol, for one layout and cohort; bytes are those of one client."""
+    """Cost of one form of a protocol, for one layout and cohort; bytes are per client."""
 
     plan: str
-    """The parameters and the omissions, in a sentence."""
+    """The parameters and what the estimate omits, in one sentence."""
     payload_bytes: int
-    """The values alone, packed."""
+    """The packed values only."""
     up_bytes: int
     down_bytes: int
     between_bytes: int = 0
-    """Bytes between the server and its helpers, for one client."""
+    """Bytes between the server and its helpers, per client."""
     client: Work
     server: Work
-    """Work of the server for all clients together, with that of its helpers."""
+    """The server's work for all clients, including its helpers' work."""
     variant: str = ""
-    """Which of several forms of the protocol."""
+    """Name of the form, if the protocol has several."""
     is_checked: bool = True
-    """Whether a client cannot vote more than once, where it votes at all."""
+    """Whether a client can vote only once, if it votes at all."""
     reveals_counts: bool = False
-    """Whether the server learns how often each index was chosen, even where only the sum is asked for."""
+    """Whether the server learns how often each index was chosen, even if only the sum is requested."""
 
 
 def mask_cipher_calls(segments: Iterable[Segment]) -> int:
-    """Return how many cipher calls one mask takes: its words have the bytes of the machine's, not of the wire's."""
+    """Return the number of cipher calls for one mask; its words have machine width, not wire width."""
     return sum(-(-ring.length * ring.ring.word_bytes // AES_BLOCK_BYTES) for ring in _rings(segments))
 
 
 def ring_length(segments: Iterable[Segment]) -> int:
-    """Return how many ring elements there are."""
+    """Return the number of ring elements."""
     return sum(ring.length for ring in _rings(segments))
 
 

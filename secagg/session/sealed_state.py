@@ -1,20 +1,19 @@
-"""A client's state between two messages: sealed bytes anywhere, and the one key to them in a file of its node.
+"""A client's state between two messages: sealed bytes that may be stored anywhere, with a one-time key on its node.
 
-Flower runs a client app once for each message, often in another process, and carries ``Context.state`` from one run to
-the next. Copies of that state are made on the way, and a run that ends badly hands back the state from before it. So
-the state alone must neither give a secret away nor bring one back:
+Flower runs a client app once per message, often in another process, and carries ``Context.state`` from one run to the
+next. That state is copied in transit, and a run that fails returns the state from before it. So the state by itself
+must neither reveal a secret nor bring one back:
 
-- The secrets are sealed under a fresh key each time. The key is in a file of the node, which is overwritten with the
-  next key when the state advances, and overwritten and removed when the session ends. So nothing opens a copy of an
-  older state.
-- The file's name holds how often the state advanced. Opening a state renames the file first, which the operating system
-  lets one process do once. So no state is resumed twice: not by a second process, after a crash, or with a copy.
+- The secrets are sealed under a fresh key each time. The key is in a file on the node. It is overwritten with the next
+  key when the state advances, and erased when the session ends. So nothing opens a copy of an older state.
+- The file's name contains the number of times the state advanced. Opening a state renames the file first, which
+  succeeds for only one process. So no state is resumed twice: not by a second process, after a crash, or from a copy.
 
-A state whose file is gone belongs to a client that has dropped out.
+If a state's file is gone, its client counts as dropped.
 
-A suspended state can be copied elsewhere too. If two clients are resumed from one record, one shows a neighbour's first
-share and the other its second one, which no client ever does. So a record is numbered, and resuming claims its number
-in the platform's store, a ``Latch``, before anything is read or answered.
+A suspended state can also be copied elsewhere. If two clients were resumed from one record, one could reveal a
+neighbour's first share and the other its second, which no single client ever does. So each record is numbered, and
+resuming claims its number in the platform's store, a ``Latch``, before anything is read or answered.
 """
 
 from __future__ import annotations
@@ -39,28 +38,28 @@ NAME_BYTES: Final = 16
 
 
 class Latch(Protocol):
-    """Where a platform counts for each suspended session: a ``Store``. A call's effect is durable when it returns."""
+    """A platform's counter for each suspended session: a ``Store``. A call's effect is durable when it returns."""
 
     def begin(self, name: bytes) -> None:
-        """Let a session stand at 0.
+        """Start a session's counter at 0.
 
         Raises:
-            Misuse: it stands somewhere already.
+            Misuse: the session already has a counter.
         """
 
     def claim(self, name: bytes, number: int) -> None:
-        """Let a session that stands at a number stand at the next one; one caller alone gets this.
+        """Advance a session's counter from this number to the next; succeeds for only one caller.
 
         Raises:
-            Misuse: it does not stand there: the record was resumed before, is not the newest, or its session is over.
+            Misuse: the counter differs: the record was already resumed, is not the newest, or its session is over.
         """
 
     def end(self, name: bytes) -> None:
-        """Forget a session, so that nothing can be claimed for it any more; does nothing if it is not known."""
+        """Delete a session's counter, so that nothing more can be claimed; does nothing if it is unknown."""
 
 
 class MemoryLatch(Confined):
-    """A store that ends with the process, for simulations and for platforms whose records end with it too."""
+    """A latch in memory, for simulations and for platforms whose records also end with the process."""
 
     def __init__(self) -> None:
         self._numbers = dict[bytes, int]()
@@ -84,12 +83,12 @@ class MemoryLatch(Confined):
 
 
 def _begun() -> Misuse:
-    return Misuse("a session of this name was suspended before; names are drawn afresh", reason=Reason.ALREADY_SPENT)
+    return Misuse("a session of this name was already suspended; draw a fresh name", reason=Reason.ALREADY_SPENT)
 
 
 def _claimed() -> Misuse:
     return Misuse(
-        "the suspended state was resumed before, is not the newest, or its session is over; take part in the next one",
+        "the suspended state was already resumed, is not the newest, or its session is over; join the next session",
         reason=Reason.ALREADY_SPENT,
     )
 
@@ -101,32 +100,32 @@ _KEY_BYTES: Final = 32
 _NONCE: Final = bytes(12)
 """Safe because: every key seals once."""
 _SWEPT: Final = "swept"
-"""An empty file whose time says when the folder was last swept."""
+"""An empty file; its time is that of the last sweep of the folder."""
 _SWEEP_SECONDS: Final = 3600
 _ABANDONED_SECONDS: Final = 2 * 24 * 3600
 
 
 class StateDirectory:
-    """The folder of a node in which the keys to sealed states stand."""
+    """A node's folder for the keys of sealed states."""
 
     def __init__(self, folder: Path | None = None, *, coins: Coins) -> None:
-        """Use a folder of this user's alone, in memory where there is such a place."""
+        """Use a folder that is private to this user, by default in memory if possible."""
         self.folder, self._coins = folder or _default_folder(), coins
         require_own_folder(self.folder, DIRECTORY_VARIABLE)
         require_one_layer(self.folder, DIRECTORY_VARIABLE)
 
     def begin(self) -> OpenState:
-        """Start a session, whose state is sealed for the first time."""
+        """Start a session; its state will be sealed for the first time."""
         name = bytes(self._coins.draw(NAME_BYTES))
         state = OpenState(self.folder, name, 0, self._coins)
         create(state.path)
         return state
 
     def open(self, sealed: bytes) -> tuple[OpenState, Secret]:
-        """Take a sealed state, once.
+        """Open a sealed state, once.
 
         Raises:
-            Misuse: it was taken before, or its session is over.
+            Misuse: it was already opened, or its session is over.
         """
         name, number = sealed[:NAME_BYTES], sealed[NAME_BYTES:_HEADER_BYTES]
         if len(sealed) < _HEADER_BYTES:
@@ -146,9 +145,9 @@ class StateDirectory:
         return state, Secret("client state", opened)
 
     def beside(self, name: str) -> Path:
-        """Return a folder next to the keys, in which files that nobody has written to for two days are removed.
+        """Return a folder next to the keys; files in it that nobody has written to for two days are removed.
 
-        Keys of abandoned sessions are destroyed on the way, once an hour.
+        At most once an hour, this also destroys the keys of abandoned sessions.
         """
         self._sweep()
         folder = self.folder / name
@@ -159,7 +158,7 @@ class StateDirectory:
         return folder
 
     def discard(self, sealed: bytes) -> None:
-        """End a session without opening its state; one that is over is none."""
+        """End a session without opening its state; does nothing if it is over."""
         try:
             state, secret = self.open(sealed)
         except Misuse:
@@ -168,7 +167,7 @@ class StateDirectory:
         state.destroy()
 
     def _sweep(self) -> None:
-        """Destroy the keys of sessions that nobody will resume, such as those of processes that were killed."""
+        """Destroy the keys of sessions that nobody will resume, for example after a process was killed."""
         for path in self.folder.iterdir() if self._is_due(self.folder) else ():
             try:
                 if path.is_file() and _is_abandoned(path):
@@ -196,7 +195,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class OpenState:
-    """A state that only this process may resume: it is sealed again, or destroyed."""
+    """A state that only this process may resume: seal it again, or destroy it."""
 
     def __init__(self, folder: Path, name: bytes, generation: int, coins: Coins) -> None:
         self.generation, self._coins = generation, coins
@@ -208,7 +207,7 @@ class OpenState:
         return self._folder / f"{self._name.hex()}.{self.generation}"
 
     def seal(self, secret: Secret) -> bytes:
-        """Seal under a fresh key, which takes the place of the one before."""
+        """Seal under a fresh key, which replaces the previous one."""
         header = self._name + self.generation.to_bytes(_GENERATION_BYTES, "big")
         with Secret.random("state key", _KEY_BYTES, self._coins) as key:
             sealed = AESGCM(key.expose()).encrypt(_NONCE, bytes(secret.expose()), header)
@@ -221,7 +220,7 @@ class OpenState:
         return header + sealed
 
     def destroy(self) -> None:
-        """Overwrite the key and remove it; nothing opens the state any more."""
+        """Overwrite and remove the key; nothing opens the state any more."""
         erase(self.path)
 
 
@@ -237,6 +236,6 @@ def _default_folder() -> Path:
 
 def _lost() -> Misuse:
     return Misuse(
-        "this client's state is not the newest of its session, or was destroyed; it takes part again in the next round",
+        "this client's state is not the newest of its session, or was destroyed; the client joins again next round",
         reason=Reason.ALREADY_SPENT,
     )

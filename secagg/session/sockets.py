@@ -1,8 +1,8 @@
-"""Addresses of helpers, who is at each end of a connection, and its two ends: one that asks, and one that serves.
+"""Addresses of helpers, authentication of both ends of a connection, and its two ends: a client and a service.
 
-Between machines a connection is TLS 1.3 between two parties who know each other's public key: no names, no issuers and
-no certificate files. For each connection an end draws a key, and its identity key certifies that for a day, with its
-role. The other end makes a trust anchor out of the one key and the one role that it expects.
+Between machines a connection is TLS 1.3 between two parties that know each other's public key: no names, no issuers and
+no certificate files. For each connection an end draws a key, which its identity key certifies for a day, with its role.
+The other end trusts only the one key and role that it expects.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _MOST: Final = {"tcp": 1 << 16, "vsock": 1 << 32}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a helper listens."""
+    """Address of a helper."""
 
     kind: str
     host: str
-    """The path of a Unix socket, the name or number of a machine, or the context of vsock."""
+    """Path of a Unix socket, name or number of a machine, or context of a vsock."""
     port: int = 0
 
     @classmethod
     def of(cls, text: str | Path) -> Address:
-        """Read an address; a path is one of a Unix socket.
+        """Parse an address; a plain path means a Unix socket.
 
         Raises:
-            InvalidParameters: it is none.
+            InvalidParameters: it is not an address.
         """
         kind, _, rest = str(text).partition(":")
         if isinstance(text, Path) or kind not in ("unix", *_MOST):
@@ -66,18 +66,18 @@ class Address:
         is_named = bool(host) if kind == "tcp" else host.isdecimal() and int(host) < _MOST["vsock"]
         if kind != "unix" and is_named and port.isdecimal() and int(port) < _MOST[kind]:
             return cls(kind, host.strip("[]"), int(port))
-        raise InvalidParameters(f"an address is unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT; got {str(text)!r}")
+        raise InvalidParameters(f"an address must be unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT; got {str(text)!r}")
 
     @property
     def is_here(self) -> bool:
-        """Whether the mode of a file tells who may connect."""
+        """Whether a file's mode decides who may connect."""
         return self.kind == "unix"
 
     def connect(self, timeout: float | None) -> socket.socket:
-        """Return a connection; who is at the other end is still to be found out, unless it is here.
+        """Return a connection; unless it is local, the other end is not authenticated yet.
 
         Raises:
-            OSError: nothing listens there, or this system has no such sockets.
+            OSError: nothing listens there, or this system does not support the socket type.
         """
         if self.kind == "tcp":
             connection = socket.create_connection((self.host, self.port), timeout)
@@ -94,10 +94,10 @@ class Address:
 
     @contextmanager
     def listening(self) -> Generator[socket.socket]:
-        """Listen; a socket that a killed process has left at a path is replaced.
+        """Listen; replaces the socket of a killed process at a path.
 
         Raises:
-            InvalidParameters: nothing can listen there.
+            InvalidParameters: cannot listen there.
         """
         if self.is_here:
             with listening(Path(self.host), replaces_dead=True) as listener:
@@ -107,14 +107,14 @@ class Address:
             if self.kind == "tcp":
                 family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
                 listener = socket.create_server((self.host, self.port), family=family)
-                # Connections have it from there.
+                # Connections inherit it.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             else:
                 listener = socket.socket(self._family(), socket.SOCK_STREAM)
                 listener.bind((int(self.host), self.port))
                 listener.listen()
         except OSError as error:
-            raise InvalidParameters(f"nothing can listen at {self} ({error}); name another address") from None
+            raise InvalidParameters(f"cannot listen at {self} ({error}); name another address") from None
         with listener:
             yield listener
 
@@ -130,16 +130,16 @@ class Address:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread, or another process, may be using."""
+    """End a connection that another thread or process may be using."""
     with suppress(OSError):
-        # The method of a TLS connection would first forget the keys, and let another thread send in the clear.
+        # A TLS connection's own method would first drop the keys, and let another thread send in the clear.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 # --- Who is at each end -----------------------------------------------------------------------------------------------
 
 PROOF_SECONDS: Final = 10.0
-"""Seconds in which both ends prove who they are."""
+"""Time limit in seconds for both ends to authenticate."""
 _LIFE: Final = timedelta(hours=24)
 _PROVED: Final = b"\1"
 _BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -151,7 +151,7 @@ class WrongPeer(ConnectionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """One end of a connection, and the only other one that it talks with."""
+    """One end of a connection, and the only peer that it accepts."""
 
     own: Party
     key: SigningKey
@@ -162,18 +162,18 @@ class Ends:
     def __post_init__(self) -> None:
         if not is_strong_key(self.peer_key):
             raise InvalidParameters(
-                f"the key of {self.peer} is of small order or not canonical; anybody signs under it"
+                f"the key of {self.peer} has small order or is not canonical; anybody can sign with it"
             )
 
     def proved(
         self, connection: socket.socket, *, is_server: bool, strangers: dict[socket.socket, None] | None = None
     ) -> ssl.SSLSocket:
-        """Return a connection over this one, once both ends have proved who they are; close it if they do not.
+        """Return a TLS connection over this one, once both ends are authenticated; close it if that fails.
 
         Args:
-            strangers: where it is listed meanwhile, for who has better use for its place.
+            strangers: lists the connection meanwhile, so that it can be closed if its place is needed.
         Raises:
-            WrongPeer: somebody else is there, or the peer expects somebody else here.
+            WrongPeer: someone else is there, or the peer expects someone else here.
             OSError: the connection was lost, or the peer is too slow.
         """
         strangers = {} if strangers is None else strangers
@@ -200,7 +200,7 @@ class Ends:
     def _prove(self, over: ssl.SSLSocket) -> None:
         try:
             over.do_handshake()
-            # The listening end sees the other one's proof last, and says so.
+            # The listening end checks the other's proof last, and reports the result.
             if over.server_side:
                 over.sendall(_PROVED)
             elif over.recv(len(_PROVED)) != _PROVED:
@@ -209,7 +209,7 @@ class Ends:
             raise ConnectionResetError("the other end closed the connection, or was too slow") from error
         except ssl.SSLError as error:
             raise WrongPeer(
-                f"one end does not prove the key that the other expects of it: {self.peer} with the key "
+                f"one end does not prove the key that the other expects: {self.peer} with the key "
                 f"{self.peer_key.hex()}, and here {self.own} with {self.key.public_key.hex()} "
                 f"({getattr(error, 'verify_message', error.reason)}); compare keys, roles and clocks of both"
             ) from None
@@ -229,7 +229,7 @@ class Ends:
         with _in_memory(shown.public_bytes(Encoding.PEM) + secret) as path:
             context.load_cert_chain(path)
         if is_server:
-            # A peer that reconnects proves its key again.
+            # A peer that reconnects must prove its key again.
             context.num_tickets = 0
         return context
 
@@ -253,7 +253,7 @@ def _certificate(
         .subject_name(issuer if is_anchor else own)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # Clocks of two machines differ.
+        # The clocks of two machines differ.
         .not_valid_before(now - _LIFE / 2)
         .not_valid_after(now + _LIFE / 2)
         .add_extension(x509.BasicConstraints(ca=is_anchor, path_length=0 if is_anchor else None), critical=True)
@@ -263,9 +263,9 @@ def _certificate(
 
 @contextmanager
 def _in_memory(data: bytes) -> Generator[str]:
-    """Yield a path for a function that takes nothing else; nothing of it is on a disk."""
+    """Yield a path for a function that only takes paths; the data never touch a disk."""
     if not hasattr(os, "memfd_create"):
-        raise InvalidParameters("tcp: and vsock: need Linux; listen and connect at unix: here")
+        raise InvalidParameters("tcp: and vsock: need Linux; use unix: on this system")
     file = os.memfd_create("secagg", os.MFD_CLOEXEC)
     try:
         os.write(file, data)
@@ -279,40 +279,40 @@ def _in_memory(data: bytes) -> Generator[str]:
 _LOG: Final = logging.getLogger(__name__)
 _REFUSAL_BYTES: Final = 1 << 16
 PROGRAM: Final = f"secagg {__version__}, form {FORM}".encode()
-"""First frame of a connection. A helper serves only its own version, so that messages to it need no form."""
+"""First frame of a connection. A helper serves only its own version, so messages to it need no form."""
 _MOST_PROGRAM: Final = 64
 _PAUSE: Final = 0.01
 Ask = Callable[[bytes], bytes]
-"""Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if it is lost."""
+"""Sends a request and returns its answer; raises the helper's refusal, or ``ConnectionError`` if the helper is lost."""
 AskAll = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
-"""The same for numbered helpers at once; those that are lost, late or refuse are missing from the answers."""
+"""The same for several numbered helpers; those that are lost, late or refuse are missing from the answers."""
 
 
 class Helper(Protocol):
-    """Object that ``service`` serves: one method, without sockets."""
+    """Object that a ``Service`` serves: one method, without sockets."""
 
     def answer(self, request: bytes) -> bytes:
-        """Return the answer, or an encoded refusal; never raise for what the server sent."""
+        """Return the answer, or an encoded refusal; never raise because of what the server sent."""
         ...
 
 
 class HelperLost(ConnectionError):
-    """A helper cannot be reached, or has forgotten what it was asked before; the session ends with it.
+    """A helper cannot be reached, or has forgotten earlier requests; this ends the session.
 
-    It is no ``SecAggError``: nobody sent anything wrong. Another session can be begun once the helper is there again.
+    It is not a ``SecAggError``, because nobody sent anything wrong. Start another session once the helper is back.
     """
 
     def __init__(self, sentence: str, cause: str = "") -> None:
-        """Say it in a sentence; the cause alone is for callers who say more than this one can."""
+        """Take an error sentence; the cause is for callers that can add to it."""
         super().__init__(sentence)
         self.cause = cause or sentence
 
 
 class SocketAsk:
-    """An ``Ask`` of a helper at an address; call it with a request.
+    """An ``Ask`` for a helper at an address; call it with a request.
 
-    Nothing is sent twice. Once an answer is missing or makes no sense, nobody knows whether the request was carried
-    out, so the connection is closed, by which the helper ends what lived on it.
+    Nothing is sent twice. If an answer is missing or malformed, nobody knows whether the request was carried out. So
+    the connection is closed, and the helper ends what depended on it.
     """
 
     def __init__(
@@ -324,13 +324,13 @@ class SocketAsk:
         ends: Ends | None = None,
         greets: bool = True,
     ) -> None:
-        """Connect to nothing yet; the first request does.
+        """Prepare; the first request connects.
 
         Args:
             address: a path, ``unix:PATH``, ``tcp:HOST:PORT`` or ``vsock:CONTEXT:PORT``.
-            limit: the largest length of an answer, in bytes; it may be changed between two requests.
-            timeout: how many seconds the helper may take to connect, or to continue an answer; None for any.
-            ends: who is here and there; at a path nobody asks, and what vsock reaches may prove itself otherwise.
+            limit: maximum length of an answer in bytes; may be changed between two requests.
+            timeout: maximum seconds for the helper to connect or to continue an answer; None for no limit.
+            ends: identities of both ends; unused at a path, optional over vsock if a peer proves itself otherwise.
             greets: whether the first frame names this version, as a ``Service`` expects.
         """
         self._greets = greets
@@ -338,7 +338,7 @@ class SocketAsk:
         self._ends = None if self._address.is_here else ends
         if self._address.kind == "tcp" and ends is None:
             raise InvalidParameters(
-                f"at {self._address} each end proves its key; give this end one, or an address on this machine"
+                f"{self._address} needs authentication; give this end a key, or use an address on this machine"
             )
         self._connection: socket.socket | None = None
         self._is_lost = False
@@ -354,14 +354,14 @@ class SocketAsk:
         """Send a request and return its answer.
 
         Raises:
-            HelperLost: the helper cannot be reached, went away, was too slow, or sent something else than a message.
-                The request was carried out or not, and this connection asks nothing more.
-            SecAggError: what the helper refused with.
+            HelperLost: the helper cannot be reached, went away, was too slow, or sent a malformed message. It may have
+                carried out the request, and this connection cannot be used again.
+            SecAggError: the helper's refusal.
         """
         with self._lock:
             if self._is_lost:
                 raise HelperLost(
-                    f"the connection to {self._address} was closed before; begin another session",
+                    f"the connection to {self._address} is closed; start another session",
                     "its connection was closed",
                 )
             try:
@@ -372,19 +372,19 @@ class SocketAsk:
                 refusal = decode_refusal(answer)
             except (OSError, PeerError) as error:
                 self.close()
-                sentence = f"the helper at {self._address} is lost ({error}); begin another session"
+                sentence = f"the helper at {self._address} is lost ({error}); start another session"
                 raise HelperLost(sentence, str(error)) from error
             except BaseException:
-                # The answer is still to come, and would be taken for that of the next request.
+                # The answer may still arrive, and would be taken for the answer to the next request.
                 self.close()
                 raise
         raise refusal
 
     def connect(self) -> socket.socket:
-        """Return the connection; connect first, and find out who is there, if that was not done yet.
+        """Return the connection; connect and authenticate first, if that was not done yet.
 
         Raises:
-            OSError: nothing listens at the address, or it went away, or somebody else is there.
+            OSError: nothing listens at the address, the peer went away, or someone else is there.
         """
         if self._connection is None:
             connection = self._reached()
@@ -394,7 +394,7 @@ class SocketAsk:
         return self._connection
 
     def _reached(self) -> socket.socket:
-        """Connect, and wait for a place where many others connect at once: a socket with a timeout does not."""
+        """Connect, and wait for a place if many others connect at once, which a socket with a timeout does not do."""
         deadline = time.monotonic() + (self._timeout or 0)
         while True:
             try:
@@ -409,7 +409,7 @@ class SocketAsk:
         try:
             send_frame(connection, request)
         except (BrokenPipeError, ConnectionResetError):
-            # A helper that reads no further may have said why before it went.
+            # A helper that stopped reading may have said why before.
             with suppress(OSError, PeerError):
                 if message_kind(said := receive_frame(connection, _REFUSAL_BYTES)) is MessageKind.REFUSAL:
                     return said
@@ -419,7 +419,7 @@ class SocketAsk:
     def close(self) -> None:
         self._is_lost = True
         if self._connection is not None:
-            # The helper sees the end even where a fork of this process holds the connection too.
+            # The helper sees the end even if a fork of this process has the connection open.
             hang_up(self._connection)
             self._connection.close()
 
@@ -436,14 +436,14 @@ class SocketAsk:
 # --- One end that serves ----------------------------------------------------------------------------------------------
 
 DEFAULT_PATIENCE: Final = 60.0
-"""Seconds that a peer may take to continue a frame that it has begun."""
+"""Maximum seconds for a peer to continue a frame that it has begun."""
 DEFAULT_LIMIT: Final = 1 << 30
 PEERS_AT_ONCE: Final = 64
-"""Connections at once; beyond it the oldest ends on which nothing was proved yet."""
+"""Maximum number of connections; beyond it, the oldest unauthenticated ones are closed."""
 
 
 class Service:
-    """Answers the newest peer that connects, and no other."""
+    """Answers only the newest peer that connects."""
 
     def __init__(
         self,
@@ -457,10 +457,10 @@ class Service:
         """Serve a helper.
 
         Args:
-            limit: how many bytes a request has at most, or what tells it before each.
-            patience: how long a peer may take between two pieces of one frame, or to take an answer.
-            ended: called when a peer has gone, so that the helper ends what lives no longer than its connection.
-            ends: who serves, and who alone is served; without it the mode of a Unix socket tells that.
+            limit: maximum length of a request in bytes, or a function that returns it before each request.
+            patience: maximum seconds between two pieces of a frame, or to accept an answer.
+            ended: called when a peer has gone, so that the helper ends what depended on its connection.
+            ends: identities of this end and its only peer; not needed if a Unix socket's mode restricts access.
         """
         self._helper, self._patience, self._ended = helper, patience, ended
         self._limit = limit if callable(limit) else lambda: limit
@@ -470,32 +470,32 @@ class Service:
         self._newest: socket.socket | None = None
 
     def serve(self, address: str | Path, *, ready: Callable[[], None] = lambda: None) -> None:
-        """Listen until the process is told to end; then remove the socket.
+        """Listen until the process is terminated; then remove the socket.
 
-        A socket that a killed process has left at a path is replaced.
+        Replaces the socket of a killed process at a path.
 
         Args:
             ready: called once, when a peer can connect.
         Raises:
-            InvalidParameters: nothing can listen there, or somebody does, or nobody here knows who may connect.
+            InvalidParameters: cannot listen there, the address is in use, or access to it is not restricted.
         """
         at = Address.of(address)
         if at.is_here:
             self._ends = None
         elif self._ends is None:
-            raise InvalidParameters(f"anybody may connect to {at}; name the key of who is served")
+            raise InvalidParameters(f"anybody may connect to {at}; name the key of the peer to serve")
         with at.listening() as listener:
             ready()
             try:
                 self.accept(listener)
             finally:
                 self._take_place_of(None)
-                # A request in progress is answered first; then the caller may close the helper.
+                # Finish a request in progress; then the caller may close the helper.
                 with self._turn:
                     self._ended()
 
     def accept(self, listener: socket.socket) -> None:
-        """Take one connection after the other from a socket that listens, until it is closed."""
+        """Accept connections one after another from a listening socket, until it is closed."""
         while True:
             if not self._places.acquire(blocking=False):
                 for oldest in list(self._strangers)[:1]:
@@ -507,28 +507,28 @@ class Service:
                 self._places.release()
                 if listener.fileno() < 0:
                     return
-                # A stranger who went away again is no reason to end.
+                # A stranger that disconnects is no reason to stop.
                 time.sleep(_PAUSE)
                 continue
             if self._ends is None:
                 self._take_place_of(connection)
-            # A daemon: the end of the process is the end of whatever it waits for.
+            # A daemon thread ends with the process, whatever it waits for.
             Thread(target=self._answer_one, args=(connection,), daemon=True).start()
 
     def _take_place_of(self, connection: socket.socket | None) -> None:
-        """Let the newest peer be served, and cut off the one before."""
+        """Serve the newest peer, and disconnect the previous one."""
         with self._newest_lock:
             before, self._newest = self._newest, connection
         if before is not None:
             hang_up(before)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        """Answer until the peer goes away, is too slow or sends no frame, or until another one has connected."""
+        """Answer requests until the peer goes away, is too slow or sends no frame, or another peer connects."""
         try:
             peer = connection if self._ends is None else self._proved(connection, self._ends)
             if peer is None:
                 return
-            # One peer at a time, in the order in which they came: the one before has been cut off.
+            # One peer at a time, in order: the previous one has been disconnected.
             with peer, self._turn:
                 try:
                     if peer is self._newest:
@@ -539,11 +539,11 @@ class Service:
             self._places.release()
 
     def _proved(self, connection: socket.socket, ends: Ends) -> socket.socket | None:
-        """Return a connection with the peer, which is the newest then; None for anybody else."""
+        """Return the authenticated connection, which becomes the newest; None for anyone else."""
         try:
             peer = ends.proved(connection, is_server=True, strangers=self._strangers)
         except OSError as error:
-            _LOG.warning("somebody who connected is not served: %s", str(error))
+            _LOG.warning("refused a connection: %s", str(error))
             return None
         self._take_place_of(peer)
         return peer
@@ -552,7 +552,7 @@ class Service:
         hello: bytes | None = None
         with suppress(OSError, MemoryError):
             while True:
-                # Between two requests a peer may be silent as long as it likes; nobody waits for it.
+                # Between two requests a peer may stay silent; nothing waits for it.
                 connection.settimeout(None)
                 if not (begun := connection.recv(1)):
                     return
@@ -570,13 +570,13 @@ class Service:
     def _answered(self, hello: bytes, request: bytes) -> bytes:
         if hello != PROGRAM:
             there = hello.decode(errors="replace") if len(hello) <= _MOST_PROGRAM else "something else"
-            sentence = f"the server runs {there!r} and this helper {PROGRAM.decode()!r}; install one version at both"
+            sentence = f"the server runs {there!r} but this helper {PROGRAM.decode()!r}; install one version on both"
             return encode_refusal(MalformedMessage(sentence, reason=Reason.WRONG_VERSION))
         try:
             return self._helper.answer(request)
         except Exception as error:  # noqa: BLE001 -- nothing that a peer sends ends the process
             self._ended()
-            return encode_refusal(InternalError(f"the helper met a {type(error).__name__}, and has ended its session"))
+            return encode_refusal(InternalError(f"the helper met a {type(error).__name__} and ended its session"))
 
     def __repr__(self) -> str:
         return f"<Service of {self._helper!r}>"
@@ -587,7 +587,7 @@ def _log(number: int, error: Exception) -> None:
 
 
 class NumberedHelpers:
-    """Asks helpers at addresses; each request is a connection of its own, so a killed helper may come back."""
+    """Asks helpers at addresses; each request uses a new connection, so a killed helper may come back."""
 
     def __init__(
         self,
@@ -596,24 +596,24 @@ class NumberedHelpers:
         lost: Callable[[int, Exception], None] = _log,
         ends: Mapping[int, Ends] | None = None,
     ) -> None:
-        """Connect to nobody yet.
+        """Prepare; connects on the first request.
 
         Args:
-            patience: the seconds that a helper may be silent.
-            lost: told, from any thread, who does not answer and why.
-            ends: who is at each address, where that is not on this machine.
+            patience: maximum seconds that a helper may be silent.
+            lost: called, from any thread, for each helper that does not answer, with the reason.
+            ends: identities for each address that is not on this machine.
         """
         self._asks = {
             number: partial(SocketAsk, address, timeout=patience, ends=(ends or {}).get(number))
             for number, address in addresses.items()
         }
         for ask in self._asks.values():
-            # What is no address is refused before anybody is asked.
+            # Refuse invalid addresses before any helper is asked.
             ask()
         self._lost = lost
 
     def ask_all(self, requests: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        """Return the answers that came; of a helper that refuses, the refusal."""
+        """Return the answers that arrived; for a helper that refuses, its refusal."""
         if not requests:
             return
         with ThreadPoolExecutor(len(requests)) as threads:

@@ -1,9 +1,9 @@
-"""The rule of conduct of all server sessions, of one stage or many.
+"""Rules shared by all server sessions, with one stage or several.
 
-A message that fails before it is verified (framing, decoding, signature, context) changes nothing and leaves its sender
-awaited. A client is put out for verified content that is wrong, for a check that may not be tried twice, and when it
-says so itself. An answer is known by the digest of its signed content: the same one changes nothing, and the first of
-two counts. A late answer is not read. A client that was not invited leaves no trace.
+A message that fails before it is verified (framing, decoding, signature, context) changes nothing, and the session
+still waits for its sender. A client is excluded for verified content that is wrong, after a failed check that may not
+be retried, or at its own request. An answer is identified by the digest of its signed content: a repeated one changes
+nothing, and if two differ, the first is used. Late answers are not read. Clients that were not invited leave no trace.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Checked", "OneStageClientSession", "StagedServerSession"]
 
 Content = TypeVar("Content")
 _MOST_KNOWN: Final = 16
-"""Answers of one client whose bytes are known again; it has one for each stage."""
+"""Answers of one client that are recognized when repeated; a client has one per stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,27 @@ class Checked(Generic[Content]):
 
     content: Content
     digest: bytes | None = None
-    """Digest of the signed content; None for that of the whole answer."""
+    """Digest of the signed content; None for the digest of the whole answer."""
 
 
 class StagedServerSession(Confined, ABC, Generic[Content]):
-    """A server session whose protocol says what an answer is; who may answer, when and how often is said here."""
+    """Base class of server sessions: controls who may answer, when and how often. The protocol defines the answers."""
 
     def __init__(self, stage: Stage, invitation: bytes, invited: frozenset[ClientId] | None, minimum: int) -> None:
         """Open the first stage.
 
         Args:
-            minimum: how many answers each stage needs.
+            minimum: number of answers that each stage needs.
         """
         self._invitation, self._invited, self._minimum, self._lock = invitation, invited, minimum, RLock()
         self._stage: Stage | None = stage
         self._messages: Mapping[ClientId, bytes] | None = None
-        """Messages of the open stage; None for the invitation, which is everybody's."""
+        """Messages of the open stage; None for the invitation, which is the same for all clients."""
         self._waiting = None if invited is None else set(invited)
         self._said = dict[ClientId, bytes]()
-        """The digest of each answer that was taken in the open stage."""
+        """Digest of each accepted answer of the open stage."""
         self._heard = dict[ClientId, set[bytes]]()
-        """The digests of the bytes of answers that were taken, so that they are known again without being read."""
+        """Digests of accepted answers' bytes, to recognize them without decoding."""
         self._out, self._is_over = set[ClientId](), False
         self._faults = dict[tuple[object, str, Reason], Fault]()
 
@@ -82,7 +82,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return False
 
     def _digest(self, sender: ClientId, message: bytes) -> bytes:
-        """Return the digest by which the bytes of an answer are known again; empty where only ``_check`` tells it."""
+        """Return the digest that identifies an answer's bytes; empty if only ``_check`` can compute it."""
         del sender
         return hashlib.sha256(message).digest()
 
@@ -91,42 +91,42 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         """Verify an answer whose sender the transport has authenticated; change nothing.
 
         Raises:
-            PeerError: it does not decode, is another client's, session's or stage's, or is not signed.
+            PeerError: it does not decode, is for another client, session or stage, or is not signed.
         """
 
     @abstractmethod
     def _take(self, sender: ClientId, content: Content) -> None:
-        """Take the first answer of a client in this stage, or raise and change nothing.
+        """Accept a client's first answer in this stage, or raise and change nothing.
 
         Raises:
-            PeerError: it is wrong; if the evidence names the sender alone, it is out. After a check that may not be
-                tried twice, put it out with ``_leave``.
+            PeerError: it is wrong; if the evidence names only the sender, it is excluded. After a check that may not be
+                retried, exclude it with ``_leave``.
             ConnectionError: a helper is lost.
         """
 
     def _next(self) -> tuple[Stage, Mapping[ClientId, bytes]] | None:
-        """Fix who answered, and return the next stage with a message for each client in it; None after the last."""
+        """Fix the set of answers, and return the next stage with a message for each client in it; None at the end."""
         return None
 
     def _too_few(self, stage: Stage) -> ThresholdNotMet:
-        """Say who is missing where fewer than the minimum have answered the open stage."""
+        """Return the error for an open stage with fewer answers than the minimum."""
         return ThresholdNotMet(
             needed=self._minimum, present=len(self._said), what="clients", must=f"answer ({stage.name})"
         )
 
     def _gather(self, progress: Callable[[int, int], None] | None) -> None:
-        """Ask helpers for what the sum needs.
+        """Collect from helpers what the sum needs.
 
         Raises:
-            ThresholdNotMet: too few of them are there for now; nothing is lost, and ``release`` can be called again.
+            ThresholdNotMet: too few helpers are available now; nothing is lost, and ``release`` can be called again.
         """
 
     def _is_enough(self) -> bool:
-        """Whether the answers to the open stage are likely to lead to a sum."""
+        """Whether the answers to the open stage will likely lead to a sum."""
         return len(self._said) >= self._minimum
 
     def _require_enough(self, stage: Stage) -> None:
-        """Refuse to close a stage that too few have answered, which ends the session."""
+        """Refuse to close a stage with too few answers, which ends the session."""
         if len(self._said) < self._minimum:
             raise self._too_few(stage)
 
@@ -136,7 +136,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @abstractmethod
     def _wipe(self) -> None:
-        """Overwrite the remaining secrets; called once, at the end, and must not fail."""
+        """Wipe the remaining secrets; called once, at the end, and must not fail."""
 
     # --- The session --------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Faults of clients and helpers so far, once for each name, stage and reason."""
+        """Faults of clients and helpers so far, one per party, stage and reason."""
         with self._lock:
             return tuple(self._faults.values())
 
@@ -169,7 +169,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
             return Participation.ENOUGH if self._is_enough() else Participation.TOO_FEW
 
     def _is_full(self) -> bool:
-        """Whether nobody else can answer the open stage."""
+        """Whether no other client can answer the open stage."""
         return self._waiting is not None and not self._waiting
 
     def message_to(self, client: ClientId) -> bytes | None:
@@ -180,7 +180,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     def receive(self, sender: ClientId, message: bytes) -> None:
         if type(sender) is not ClientId:
-            raise Misuse(f"a sender is a ClientId, as the transport authenticated it; got {type(sender).__name__}")
+            raise Misuse(f"the sender must be an authenticated ClientId; got {type(sender).__name__}")
         message = owned_bytes(message)
         with self._lock:
             again = self._digest(sender, message)
@@ -188,13 +188,13 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 return
             if self._stage is None:
                 raise UnexpectedMessage(
-                    expected="nothing: the last stage is closed",
+                    expected="no message; the last stage is closed",
                     received="an answer",
                     culprits=culprits(Evidence.CIRCUMSTANCE),
                 )
             if not self._is_in(sender):
                 raise PeerMisbehaved(
-                    f"{sender} is not invited, or has left",
+                    f"{sender} was not invited, or has left",
                     reason=Reason.NOT_ELIGIBLE,
                     culprits=unverified(sender),
                 )
@@ -202,7 +202,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 with self._losing(), blaming(*unverified(sender)):
                     digest = self._answer(sender, message, again)
             except UnexpectedMessage:
-                # Late or early, which is nobody's fault.
+                # Late or early, for which nobody is to blame.
                 raise
             except PeerError as error:
                 self._record(error, who=sender)
@@ -218,8 +218,8 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         if (before := self._said.get(sender)) is not None:
             if not compare_digest(before, digest):
                 raise PeerMisbehaved(
-                    f"{sender} sent a second answer, as a client does that restarts without its state; the first one "
-                    "counts",
+                    f"{sender} sent a second, different answer, as a client does that restarts without its state; the "
+                    "first one is used",
                     reason=Reason.ALREADY_ANSWERED,
                     culprits=answered_twice(sender, is_signed=self.is_signed),
                 )
@@ -236,7 +236,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return digest
 
     def _record(self, *errors: PeerError, who: Party | None = None) -> None:
-        """Keep faults; of those that name the same for the same reason in one stage, the first."""
+        """Record faults; keep only the first per party, reason and stage."""
         stage = self._stage.name if self._stage else ""
         for error in errors:
             fault = Fault.of(error, stage=stage, sender=who)
@@ -249,7 +249,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         return due is None or client in due
 
     def _leave(self, client: ClientId) -> None:
-        """Hear a client no more; what it has uploaded stays."""
+        """Stop accepting answers from a client; what it uploaded stays."""
         if self._invited is None or client in self._invited:
             self._out.add(client)
             if self._waiting is not None:
@@ -262,7 +262,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
     def close_stage(self) -> None:
         with self._lock, self._ending():
             if self._stage is None:
-                raise Misuse("there is no stage to close")
+                raise Misuse("no stage is open to close")
             self._require_enough(self._stage)
             with self._losing():
                 following = self._next()
@@ -276,7 +276,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
     def release(self, progress: Callable[[int, int], None] | None = None) -> Released:
         with self._lock:
             if self._stage is not None or self._is_over:
-                raise Misuse("close the last stage first; a session releases once")
+                raise Misuse("close the last stage first; a session releases only once")
             with self._ending(keeps=ThresholdNotMet), self._losing():
                 self._gather(progress)
             with self._ending():
@@ -293,12 +293,12 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 self._wipe()
 
     def snapshot(self) -> Secret | None:
-        """Return None: a session finishes in its process, or another one is begun."""
+        """Return None: the session must finish in its process."""
         return None
 
     @contextmanager
     def _losing(self) -> Generator[None]:
-        """End the session with a helper or a storage that fails."""
+        """End the session if a helper or the storage fails."""
         try:
             yield
         except (OSError, Misuse) as error:
@@ -307,7 +307,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
     @contextmanager
     def _ending(self, keeps: type[SecAggError] = Misuse) -> Generator[None]:
-        """End the session with what fails in it, but not with a call in the wrong order, nor with what it keeps."""
+        """End the session on errors, except for calls in the wrong order and the errors that it survives."""
         try:
             yield
         except (Misuse, keeps):
@@ -322,5 +322,5 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
 
 
 def _lost(error: Exception) -> ConnectionError:
-    """Return what a helper's error means here: one that refuses a call as out of order has forgotten the session."""
-    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper or a storage is lost: {error}")
+    """Convert a helper's error: a helper that refuses a call as out of order has forgotten the session."""
+    return error if isinstance(error, ConnectionError) else HelperLost(f"a helper or the storage is lost: {error}")

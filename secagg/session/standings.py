@@ -1,10 +1,10 @@
-"""What an authority has revoked at a time, and what a client remembers of that.
+"""Standings: what an authority has revoked at a given time, and what a client remembers of it.
 
-A roster ends in a signed head. The head with the numbers of revoked certificates is a *standing*: a server shows it in
-its offer, T0 binds it, and a client refuses one that is older than it has seen or than its policy allows. Whether a
-certificate has expired is judged at the time of the standing, so that all clients of a session agree on it; a client's
-own clock judges only the age of the standing. A standing's number is the second in which it was made, so that nobody
-who has the authority's key for a moment can make one that no later standing exceeds.
+A roster ends in a signed head. The head and the numbers of revoked certificates form a *standing*. A server includes it
+in its offer, and T0 binds it. A client refuses a standing that is older than one it has seen or than its policy allows.
+The time of the standing decides whether a certificate has expired, so all clients of a session agree; a client's own
+clock only judges the age of the standing. A standing's number is the second in which it was made, so nobody who holds
+the authority's key briefly can make one that no later standing exceeds.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], datetime]
 CLOCKS_APART: Final = HOUR
-"""Seconds by which an authority's clock may be ahead of a client's."""
+"""Maximum lead of an authority's clock over a client's, in seconds."""
 
 
 def system_clock() -> datetime:
-    """Return the time of this machine."""
+    """Return this machine's time."""
     return datetime.now(UTC)
 
 
 class Standings(Protocol):
-    """Durable memory of the newest standing of each authority; a ``Store`` is one."""
+    """Durable memory of each authority's newest standing; a ``Store`` is one."""
 
     def see_standing(self, authority: bytes, standing: Standing) -> None:
         """Remember a verified standing, or refuse it."""
 
 
 class SeenStandings:
-    """Memory of standings that does not outlive its process."""
+    """Memory of standings that ends with its process."""
 
     def __init__(self) -> None:
         self._newest = dict[bytes, Standing]()
         self.evidence = list[tuple[Standing, Standing]]()
-        """Pairs of different standings with one number, which only a dishonest authority signs."""
+        """Pairs of different standings with the same number, which only a dishonest authority signs."""
 
     def see_standing(self, authority: bytes, standing: Standing) -> None:
         seen = self._newest.get(authority)
@@ -57,17 +57,17 @@ class SeenStandings:
 
 
 def require_newer(seen: Standing | None, standing: Standing) -> None:
-    """Refuse a standing that is older than the newest seen, or another one with the same number.
+    """Refuse a standing that is older than the newest seen, or a different one with the same number.
 
     Raises:
-        InvalidParameters: saying which.
+        InvalidParameters: says which.
     """
     if seen is None:
         return
     if standing.number < seen.number:
         raise _refused(
-            f"is of {_said(standing)}, and this client has seen one of {_said(seen)}: a server that shows an older "
-            "one hides what was revoked since; give the server the authority's newest roster"
+            f"is of {_said(standing)}, but this client has seen one of {_said(seen)}: a server that shows an older one "
+            "hides later revocations; give the server the authority's newest roster"
         )
     if standing.number == seen.number and standing.parts != seen.parts:
         raise _refused(
@@ -77,7 +77,7 @@ def require_newer(seen: Standing | None, standing: Standing) -> None:
 
 
 class Certified(Protocol):
-    """A client with a certificate, as every protocol has one."""
+    """A client with a certificate, in any protocol."""
 
     @property
     def certificate(self) -> Certificate | None: ...
@@ -90,15 +90,15 @@ class Certified(Protocol):
 
 
 def require_standing(standing: Standing, client: Certified, authority: bytes) -> None:
-    """Refuse an offer whose standing is forged, too old for a policy, older than seen, or against this client.
+    """Refuse an offer whose standing is forged, too old for a policy, older than one seen, or revokes this client.
 
-    It is the last check before an update is made, since it remembers what it has seen.
+    Call it last before an update is made, because it remembers the standing.
 
     Raises:
-        InvalidParameters: with reason ``below_floor``; what is wrong, and what to do.
+        InvalidParameters: with reason ``below_floor``; says what is wrong and what to do.
     """
     if (certificate := client.certificate) is None:
-        raise InternalError("a client without a certificate looks at a standing")
+        raise InternalError("only a client with a certificate can check a standing")
     now, longest = client.clock().timestamp(), client.policy.maximum_standing_age
     if standing == NO_STANDING:
         raise _refused("is missing; give the server the authority's roster")
@@ -110,7 +110,7 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
         raise _refused(f"is of {_said(standing)}, in the future; compare this machine's clock with the authority's")
     if now - standing.number > longest:
         raise _refused(
-            f"is of {_said(standing)}, {(now - standing.number) / HOUR:.0f} hours old, and this client accepts at most "
+            f"is of {_said(standing)}, {(now - standing.number) / HOUR:.0f} hours old, but this client accepts at most "
             f"{longest / HOUR:g}; run `secagg keys renew` where the authority's key is and give the server the roster, "
             "or raise maximum_standing_age"
         )
@@ -118,7 +118,7 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
     if certificate.number in standing.revoked:
         raise _refused(
             f"of {_said(standing)} revokes this client's own certificate (number {certificate.number}). If you did not "
-            "ask for that, warn the authority: somebody else may hold a key in this client's name. Otherwise use the "
+            "request that, warn the authority: somebody else may hold a key in this client's name. Otherwise use the "
             "new key"
         )
     if certificate.expiry <= standing.number:

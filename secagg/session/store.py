@@ -1,12 +1,12 @@
-"""Durable state of a party in one SQLite file: what it uploaded, spent, has seen last, and may resume once.
+"""Durable state of a party in one SQLite file: its uploads, losses, newest standings and suspended sessions.
 
-Two empty files, the marks, tell the newest state from a copy of it or an older one. A transaction touches the mark that
-the state does not name, writes down the time of change that the file system then reports, commits, and touches the
-other mark. Nobody can set a time of change, so a state that was copied, restored or written over names a mark that
-was touched since. A crash leaves one trusted state, or two; nobody was told about the newer one yet.
+Two empty files, the marks, distinguish the newest state from a copy or an older one. A transaction touches the mark
+that the state does not name, stores the change time that the file system then reports, commits, and touches the other
+mark. Nobody can set a change time, so a state that was copied, restored or overwritten names a mark that was touched
+since. A crash leaves one trusted state or two; the newer one has not been announced yet.
 
-Premise: no layer below the folder goes back in time. A restored snapshot of a volume or of a virtual machine takes the
-marks with it. File systems that put layers over a folder (overlayfs and the like) are refused.
+Premise: no layer below the folder goes back in time. Restoring a snapshot of a volume or a virtual machine restores the
+marks too. Layered file systems (overlayfs and similar) are refused.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ _STANDINGS: Final = (
     "CREATE TABLE IF NOT EXISTS contradictions (authority BLOB, seen BLOB, shown BLOB, UNIQUE (authority, shown))",
 )
 _OLD: Final = (".spent", ".privacy", ".epoch")
-"""Ledgers of versions that had one file for each public key."""
+"""Ledgers of earlier versions, which had one file per public key."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _WAIT: Final = 30.0
 _PAUSE: Final = 0.002
 _CLOCK_TRIES: Final = 4000
 _TRUST: Final = (
-    "was copied, restored, or touched by chmod or chown, and may lack uploads that were made since; use the original, "
-    "or run `secagg node trust FOLDER` if you know that it is the newest"
+    "was copied, restored, or touched by chmod or chown, and may lack later uploads; use the original, or run "
+    "`secagg node trust FOLDER` if you know that it is the newest"
 )
 
 
 class Store(Confined):
-    """The state of one party; each transaction is durable when it returns. Processes and threads share one folder."""
+    """The state of one party; each transaction is durable when it returns. Processes and threads may share a folder."""
 
     _open: Final[dict[tuple[int, Path], Store]] = {}
 
     def __init__(self, folder: Path | None = None, *, trusts: bool = False) -> None:
-        """Begin a state, or continue one; without a folder it is kept in memory.
+        """Open or create a state; without a folder it is in memory.
 
         Args:
-            trusts: take the state for the newest although the marks do not say so.
+            trusts: treat the state as the newest even if the marks disagree.
         Raises:
-            InvalidParameters: others may read the folder, its file system has layers, or the state is a copy.
+            InvalidParameters: others can read the folder, its file system is layered, or the state is a copy.
             OSError: it cannot be written.
         """
         self._folder, self._lock, self._depth, self._process = folder, RLock(), 0, os.getpid()
@@ -89,7 +89,7 @@ class Store(Confined):
             for path in sorted(folder.iterdir()):
                 if path.suffix in _OLD:
                     raise InvalidParameters(
-                        f"{path} is a ledger of an earlier version, which this one does not read: its uploads would "
+                        f"{path} is a ledger of an earlier version, which this one cannot read, so its uploads would "
                         "not count; move it away and give this client other data, or name another folder"
                     )
             self._device = folder.stat().st_dev
@@ -97,8 +97,8 @@ class Store(Confined):
         file = ":memory:" if folder is None else os.fspath(folder / _FILE)
         self._rows = sqlite3.connect(file, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         try:
-            # The journal is removed by the commit, and EXTRA syncs the folder after that: a power cut cannot bring it
-            # back, which would undo what was announced.
+            # The commit removes the journal, and EXTRA then syncs the folder: a power failure cannot bring the journal
+            # back, which would undo an announced state.
             with self._translated():
                 self._rows.execute("PRAGMA journal_mode = DELETE")
                 self._rows.execute("PRAGMA synchronous = EXTRA")
@@ -110,12 +110,12 @@ class Store(Confined):
 
     @classmethod
     def at(cls, folder: Path | None) -> Store:
-        """Return this process's store of a folder, or its one in memory; a fork opens a folder anew."""
+        """Return this process's store for a folder, or the one in memory; a fork opens the folder again."""
         if folder is None:
             _memory().forget()
             return _memory()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A fork never closes what its parent has open: that could roll back what the parent is writing.
+        # A fork never closes its parent's file: that could roll back what the parent is writing.
         place = os.getpid(), folder.resolve()
         with _OPENING:
             if (found := cls._open.get(place)) is None or not (folder / _FILE).exists():
@@ -125,13 +125,13 @@ class Store(Confined):
     # --- Numbers --------------------------------------------------------------------------------------------------
 
     def newest(self, authority: bytes, client: int) -> int:
-        """Return the newest epoch that a client of an authority has seen; 0 for none."""
+        """Return the newest epoch that an authority's client has seen; 0 for none."""
         with self.transaction() as rows:
             found = rows.execute("SELECT number FROM newest WHERE (authority, client) = (?, ?)", (authority, client))
             return next(found, (0,))[0]
 
     def reach(self, authority: bytes, client: int, number: int) -> None:
-        """Let the newest epoch of a client be at least a number; it never goes down."""
+        """Raise a client's newest epoch to at least this number; it never decreases."""
         with self.transaction() as rows:
             rows.execute(
                 "INSERT INTO newest VALUES (?1, ?2, ?3) "
@@ -140,9 +140,9 @@ class Store(Confined):
             )
 
     def see_standing(self, authority: bytes, standing: Standing) -> None:
-        """Remember the newest standing of an authority, and refuse older ones, as ``Standings`` has it.
+        """Remember an authority's newest standing, and refuse older ones, as ``Standings`` specifies.
 
-        A second standing with the number of the newest is kept as evidence with it, in ``contradictions``.
+        If two standings have the newest number, both are kept as evidence, in ``contradictions``.
         """
         with self.transaction() as rows:
             found = rows.execute("SELECT standing FROM standings WHERE authority = ?", (authority,)).fetchone()
@@ -155,7 +155,7 @@ class Store(Confined):
         require_newer(seen, standing)
 
     def rotate(self, old: bytes, new: bytes) -> None:
-        """Let what is remembered of an authority hold for its next key as well."""
+        """Apply what is remembered of an authority to its next key as well."""
         with self.transaction() as rows:
             rows.execute(
                 "INSERT INTO newest SELECT ?2, client, number FROM newest WHERE authority = ?1 "
@@ -165,23 +165,23 @@ class Store(Confined):
             rows.execute("UPDATE names SET authority = ?2 WHERE authority = ?1", (old, new))
 
     def begin(self, name: bytes) -> None:
-        """Let a suspended session stand at 0, as ``Latch`` has it."""
+        """Start a suspended session's counter at 0, as ``Latch`` specifies."""
         with self.transaction() as rows:
             if not rows.execute("INSERT OR IGNORE INTO suspended VALUES (?, 0)", (_name(name),)).rowcount:
                 raise Misuse(
-                    "a session of this name was suspended before; names are drawn afresh", reason=Reason.ALREADY_SPENT
+                    "a session of this name was already suspended; draw a fresh name", reason=Reason.ALREADY_SPENT
                 )
 
     def claim(self, name: bytes, number: int) -> None:
-        """Let a suspended session stand at the next number, as ``Latch`` has it; one caller gets this."""
+        """Advance a suspended session's counter, as ``Latch`` specifies; succeeds for only one caller."""
         with self.transaction() as rows:
             claimed = rows.execute(
                 "UPDATE suspended SET number = ?2 + 1 WHERE (name, number) = (?1, ?2)", (_name(name), number)
             )
             if not claimed.rowcount:
                 raise Misuse(
-                    "the suspended state was resumed before, is not the newest, or its session is over; take part in "
-                    "the next one",
+                    "the suspended state was already resumed, is not the newest, or its session is over; join the next "
+                    "session",
                     reason=Reason.ALREADY_SPENT,
                 )
 
@@ -191,7 +191,7 @@ class Store(Confined):
             rows.execute("DELETE FROM suspended WHERE name = ?", (_name(name),))
 
     def fixed(self, data: str, task: bytes, name: str, make: Callable[[], bytes]) -> bytes:
-        """Return a value that is made once for the data and a task, and is the same from then on."""
+        """Return a value that is created once per data and task, and then stays the same."""
         with self.transaction() as rows:
             found = rows.execute(
                 "SELECT value FROM fixed WHERE (data, task, name) = (?, ?, ?)", (data, task, name)
@@ -202,7 +202,7 @@ class Store(Confined):
             return bytes(found[0])
 
     def forget(self) -> None:
-        """Forget what collected owners had in memory, unless a transaction is open, which may yet be undone."""
+        """Delete the in-memory rows of collected owners, unless a transaction is open, which may be rolled back."""
         if not _FORGOTTEN or self._depth:
             return
         with self.transaction() as rows:
@@ -216,13 +216,13 @@ class Store(Confined):
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """Yield the database, which nobody else writes to meanwhile; an error leaves it as it was.
+        """Yield the database with exclusive write access; an error rolls it back.
 
         A transaction within another one of the same thread is part of it.
 
         Raises:
-            Misuse: this process is a fork of the one that opened it.
-            InvalidParameters: the state is not the newest, or another process does not let go of it.
+            Misuse: this process is a fork of the one that opened the state.
+            InvalidParameters: the state is not the newest, or another process keeps it locked.
             OSError: it could not be written; nothing has changed.
         """
         with self._lock:
@@ -268,14 +268,14 @@ class Store(Confined):
 
     @contextmanager
     def _held(self) -> Generator[None]:
-        """Hold the lock of all processes, also while the mark of the state before is touched."""
+        """Hold the lock of all processes, also while touching the previous state's mark."""
         if not self._marks:
             yield
             return
         deadline = time.monotonic() + _WAIT
         while not locked(self._marks[0]):
             if time.monotonic() > deadline:
-                raise self._refused(f"has been in use by another process for {_WAIT:.0f} s; end that process first")
+                raise self._refused(f"has been locked by another process for {_WAIT:.0f} s; end that process first")
             time.sleep(_PAUSE)
         try:
             yield
@@ -283,7 +283,7 @@ class Store(Confined):
             unlock(self._marks[0])
 
     def _begins(self, *, trusts: bool) -> int:
-        """Return the number of the state that a folder has, or of a new one."""
+        """Return the number of a folder's state, or of a new one."""
         rows, boot = self._rows, _BOOT.read_text().strip() if _BOOT.exists() else ""
         rows.execute("PRAGMA secure_delete = ON")
         self._require_version()
@@ -292,7 +292,7 @@ class Store(Confined):
         if rows.execute("PRAGMA user_version").fetchone()[0] == 0:
             if self._marks and os.fstat(self._marks[0]).st_size:
                 raise self._refused(
-                    "was removed, and its marks were not: earlier uploads would be forgotten; restore nothing, and "
+                    "was removed, but its marks were not: earlier uploads would be forgotten; do not restore it, and "
                     "give this client other data and another folder"
                 )
             for statement in _SCHEMA.split(";"):
@@ -312,7 +312,7 @@ class Store(Confined):
         return number
 
     def _newest(self) -> int:
-        """Return the number of this state, which has to be the newest."""
+        """Return the number of this state, which must be the newest."""
         if not self._marks:
             return 0
         self._require_version()
@@ -324,19 +324,19 @@ class Store(Confined):
     def _require_version(self) -> None:
         if (version := self._rows.execute("PRAGMA user_version").fetchone()[0]) > _VERSION:
             raise self._refused(
-                f"was made by a newer secagg (state version {version}, and this secagg reads {_VERSION}); install that "
-                "one again: without this state uploads would be forgotten"
+                f"was made by a newer secagg (state version {version}, but this secagg reads {_VERSION}); install the "
+                "newer one: without this state uploads would be forgotten"
             )
 
     def _changed(self, slot: int) -> int:
-        """Return when a mark was last changed; by its path, since another file may have taken its place."""
+        """Return a mark's change time; by path, because another file may have replaced it."""
         try:
             return (self._folder / _MARKS[slot]).stat().st_ctime_ns  # type: ignore[operator]
         except FileNotFoundError:
-            raise self._refused("lacks its marks, which were removed") from None
+            raise self._refused("has no marks; they were removed") from None
 
     def _touch(self, slot: int) -> int:
-        """Touch a mark, so that it was changed later than both were, and return when."""
+        """Touch a mark so that its change time is later than both, and return the time."""
         after = max(self._changed(0), self._changed(1))
         for _ in range(_CLOCK_TRIES):
             os.utime(self._marks[slot])
@@ -344,10 +344,10 @@ class Store(Confined):
                 os.fsync(self._marks[slot])
                 return made
             time.sleep(_PAUSE / 4)
-        raise InvalidParameters("the clock of this machine is behind the time of its files; set it right")
+        raise InvalidParameters("this machine's clock is behind the times of its files; correct it")
 
     def _retire(self, slot: int) -> None:
-        """Touch the mark of the state before, which nothing may be taken for any more."""
+        """Touch the previous state's mark, so that a copy of that state is refused from now on."""
         if not self._marks:
             return
         if slot == 0:
@@ -355,14 +355,14 @@ class Store(Confined):
         os.utime(self._marks[slot])
 
     def _mark_begun(self) -> None:
-        """Let a folder without a database be one from which it was removed, from here on."""
+        """Leave evidence that this folder has a database, so that its removal is noticed."""
         if not os.fstat(self._marks[0]).st_size:
             os.pwrite(self._marks[0], _BEGUN, 0)
             os.fsync(self._marks[0])
             sync_folder(self._folder)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Close the file; a store that ``at`` returned stays open as long as its process."""
+        """Close the file; a store from ``at`` stays open as long as its process."""
         self._rows.close()
         while self._marks:
             os.close(self._marks.pop())
@@ -388,20 +388,20 @@ def _memory() -> Store:
 
 
 def named_in_memory(owner: object) -> str:
-    """Return a name of data in the store in memory, which is forgotten after its owner."""
+    """Return a name for data in the in-memory store, which forgets the data with its owner."""
     data = f"in memory {next(_NUMBERS)}"
-    # Whoever collects the owner may be within a transaction, at any line of it: the next reader forgets the name.
+    # The owner may be collected at any line of a transaction, so the next reader forgets the name.
     weakref.finalize(owner, _FORGOTTEN.append, data).atexit = False
     return data
 
 
 def encoded_standing(standing: Standing) -> bytes:
-    """Return what ``decoded_standing`` reads."""
+    """Return the encoding that ``decoded_standing`` reads."""
     return b"".join((*standing.parts, standing.signature))
 
 
 def decoded_standing(encoded: bytes) -> Standing:
-    """Read a standing of a party's own state."""
+    """Decode a standing from a party's own state."""
     made, digest, revoked, signature = encoded[:8], encoded[8:40], encoded[40:-64], encoded[-64:]
     numbers = tuple(int.from_bytes(revoked[at : at + 4], "big") for at in range(0, len(revoked), 4))
     return Standing(number=int.from_bytes(made, "big"), digest=digest, revoked=numbers, signature=signature)
@@ -413,5 +413,5 @@ _OPENING: Final = RLock()
 
 def _name(name: bytes) -> bytes:
     if type(name) is not bytes or len(name) != _NAME_BYTES:
-        raise InvalidParameters(f"a session is named by {_NAME_BYTES} bytes; let its record draw them")
+        raise InvalidParameters(f"a session's name must be {_NAME_BYTES} bytes; use the one that its record drew")
     return name

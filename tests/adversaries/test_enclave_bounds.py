@@ -392,7 +392,7 @@ def test_a_client_holds_a_task_to_its_first_bounds(bounds: str) -> None:
     first, other = opened(setup), opened(replace(setup, **(changes | {bounds: (300, 90)})))
     client = first.new_client(1)
     client.charge(Spent(first.configuration.task, 0, model_digest(0)), first.configuration)
-    with pytest.raises(InvalidParameters, match=r"max_norms is \(300, 90\), and was \(400, 90\)") as caught:
+    with pytest.raises(InvalidParameters, match=r"max_norms is \(300, 90\), but was \(400, 90\)") as caught:
         client.charge(Spent(other.configuration.task, 1, model_digest(1)), other.configuration)
     assert caught.value.reason is Reason.BELOW_FLOOR
     client.charge(Spent(first.configuration.task, 1, model_digest(1)), first.configuration)

@@ -334,7 +334,7 @@ def _against_it(it: Deployed) -> Standing:
         ("future", _early),
         ("revokes this client's own", _against_it),
     ],
-    ids=["missing", "altered", "of another authority", "old", "of the future", "against itself"],
+    ids=["missing", "altered", "another authority's", "old", "from the future", "against itself"],
 )
 def test_a_client_makes_and_charges_nothing_under_a_standing_that_it_refuses(
     deployed: Deployed, saying: str, standing: Callable[[Deployed], Standing]

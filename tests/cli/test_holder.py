@@ -199,7 +199,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert "no holder with the key" in refusal(capsys, *serve, str(other))
     key.chmod(0o644)
-    assert "chmod 600 it" in refusal(capsys, *serve, str(key))
+    assert "run chmod 600" in refusal(capsys, *serve, str(key))
 
 
 A_YEAR_IN_A_MOMENT = """

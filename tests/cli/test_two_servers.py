@@ -108,7 +108,7 @@ def test_a_trial_refuses_what_it_would_not_heed(tmp_path: Path, capsys: pytest.C
 
 def test_a_trial_without_a_roster_leaves_no_keys_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keys("--trial", "--out", tmp_path) == 2
-    assert "make one with `secagg keys`" in capsys.readouterr().err
+    assert "create one with `secagg keys`" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +141,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
         ({"maximum_hours": "99999999999999"}, "--maximum-hours must be at most 8784"),
-        ({"listen": "servers.json"}, "no socket can be made at"),
+        ({"listen": "servers.json"}, "cannot create a socket at"),
     ],
 )
 def test_what_cannot_stand_is_refused_with_what_to_change(

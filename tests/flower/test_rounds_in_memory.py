@@ -348,7 +348,7 @@ def test_a_server_that_renames_its_task_gets_no_second_sum_of_an_update_or_of_a_
     assert run_again(folders, protocol, 2, adding(0.25), other) == "summed"
     vars(server_grid)["_ROUNDS"].clear()
     assert run_again(folders, protocol, 1, adding(0.5), {n: v + 2 for n, v in MODEL.items()}) == "ThresholdNotMet"
-    assert "numbers go up within a task" in log.text
+    assert "numbers must increase within a task" in log.text
     assert run_again(folders, protocol, 3, adding(0.125)) == "summed"
     assert run_again(folders, protocol, 4, adding(0.5)) == "summed"
     assert run_again(folders, protocol, 6, adding(0.75)) == "ThresholdNotMet"

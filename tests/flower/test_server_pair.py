@@ -54,7 +54,7 @@ def test_private_keys_are_for_their_owner_alone(folder: Path) -> None:
     path = folder / "server-0.keys"
     assert path.stat().st_mode & 0o077 == 0
     path.chmod(0o640)
-    with pytest.raises(InvalidParameters, match="others may read it"):
+    with pytest.raises(InvalidParameters, match="others can read"):
         load_server_keys(path, 0)
 
 

@@ -190,7 +190,7 @@ def test_a_server_that_sweeps_the_bound_from_round_to_round_is_refused(folder: P
     """Otherwise it would bisect a client's norm."""
     first, second = (Rounds(enclave(folder, **{name: norm})) for norm in (NORM, other))
     played(folder, first, lambda _: 0.01)
-    with pytest.raises(InvalidParameters, match=f"secagg-{name.replace('_', '-')} is {other}, and was 0.5") as caught:
+    with pytest.raises(InvalidParameters, match=f"secagg-{name.replace('_', '-')} is {other}, but was 0.5") as caught:
         played(folder, second, lambda _: 0.01, 2)
     assert caught.value.reason is Reason.BELOW_FLOOR
 

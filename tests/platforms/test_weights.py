@@ -271,12 +271,12 @@ def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypat
     first, second = begun(1024), begun(2048)
     training_in(first, sent).charge()
     for offer in (512, 2048):
-        with pytest.raises(InvalidParameters, match=f"count fully is {offer}, and was 1024 in a sum") as caught:
+        with pytest.raises(InvalidParameters, match=f"count fully is {offer}, but was 1024 in an earlier") as caught:
             begun(offer, number=2)
         assert code_of(caught.value) == Left.TERMS
     # Sessions side by side may each have looked before.
     late = training_in(second, sent).late
-    with pytest.raises(InvalidParameters, match="count fully is 2048, and was 1024 in a sum"):
+    with pytest.raises(InvalidParameters, match="count fully is 2048, but was 1024 in an earlier"):
         late.take(second.update.layout)
     begun(1024, number=2)
 
@@ -409,7 +409,7 @@ def test_a_server_does_not_sweep_the_clip_under_other_names_of_a_tensor_or_behin
 
     training_in(begun(1, "w", 4.0), model()).charge()
     begun(2, "other", 4.0)
-    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, and was 4\.0 in a sum"):
+    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, but was 4\.0 in an earlier"):
         begun(2, "other", 2.0)
 
     stream = PublicStream(seed=bytes(32), round_number=2, tensor_name="tensor/w", shape=(3, 4))
@@ -419,7 +419,7 @@ def test_a_server_does_not_sweep_the_clip_under_other_names_of_a_tensor_or_behin
     )
     terms = begun(2, "w", 4.0).terms
     hostile = replace(terms, full=1, parameters=encode_parameters(ModelUpdate(tensors=(rotated,), epoch=2)))
-    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, and was 4\.0 in a sum"):
+    with pytest.raises(InvalidParameters, match=r"the clip of tensors of floats is 2\.0, but was 4\.0 in an earlier"):
         client.begun(hostile)
 
 

@@ -411,7 +411,7 @@ def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place)
     place.sent.pop(client)
     place.world.stored.pop(client)
     again = Life(place)
-    with pytest.raises(PeerMisbehaved, match="a second answer"):
+    with pytest.raises(PeerMisbehaved, match="a second, different answer"):
         again.upload([client])
     assert place.is_exact(again.finish())
     assert len(tagged) >= 18
@@ -929,7 +929,7 @@ def test_a_storage_that_was_tried_is_empty(tmp_path: Path) -> None:
 
 def test_a_state_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o755)
-    with pytest.raises(InvalidParameters, match="this user's alone"):
+    with pytest.raises(InvalidParameters, match="private to this user"):
         State(tmp_path / "state", InsecureSeededCoins(b""))
 
 

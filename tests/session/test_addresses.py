@@ -306,7 +306,7 @@ def test_addresses_are_parsed(text: str | Path, kind: str, read: str) -> None:
 
 @pytest.mark.parametrize("text", ["unix:", "tcp:9443", "tcp::1", "tcp:a:65536", "tcp:a:b", "vsock:a:1", "vsock:1"])
 def test_malformed_addresses_are_refused(text: str) -> None:
-    with pytest.raises(InvalidParameters, match="an address is unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"):
+    with pytest.raises(InvalidParameters, match="an address must be unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"):
         NumberedHelpers({0: text}, LONG)
 
 
@@ -314,7 +314,7 @@ def test_an_address_that_others_can_reach_requires_keys_at_both_ends() -> None:
     for address in ("tcp:127.0.0.1:0", "vsock:1:5000"):
         with pytest.raises(InvalidParameters, match="anybody may connect to"):
             Service(Echo()).serve(address)
-    with pytest.raises(InvalidParameters, match="each end proves its key"):
+    with pytest.raises(InvalidParameters, match="needs authentication"):
         SocketAsk("tcp:127.0.0.1:1")
-    with pytest.raises(InvalidParameters, match="nothing can listen at"):
+    with pytest.raises(InvalidParameters, match="cannot listen at"):
         Service(Echo(), ends=SERVING).serve("tcp:192.0.2.1:1")

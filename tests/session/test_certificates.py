@@ -225,7 +225,7 @@ def test_the_repr_of_a_key_reveals_nothing() -> None:
 def test_an_authority_only_issues_with_a_signing_key() -> None:
     for wrong in (AUTHORITY.public_key, None, object()):
         nobody: Any = wrong
-        with pytest.raises(Misuse, match="issues with its SigningKey"):
+        with pytest.raises(Misuse, match="needs the authority's SigningKey"):
             issue_certificate(nobody, ANN, ANNS_KEY.public_key)
 
 

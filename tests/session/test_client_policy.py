@@ -95,7 +95,7 @@ def test_the_default_policy_accepts_usual_offers() -> None:
 def test_a_stricter_value_that_a_protocol_cannot_meet_is_refused(
     policy: ClientPolicy, keeps: frozenset[str], offer: Iterator[Compared]
 ) -> None:
-    refused(policy, keeps, offer, "which the offer cannot keep")
+    refused(policy, keeps, offer, "which the offer cannot enforce")
 
 
 def test_a_looser_value_that_a_protocol_does_not_use_is_accepted() -> None:
@@ -161,7 +161,7 @@ def test_an_operator_can_remove_choices_but_not_add_any() -> None:
 def test_an_operator_who_pins_another_party_is_refused() -> None:
     assert ClientPolicy().raised_by({"authority": OWN}).authority == OWN
     assert ClientPolicy(authority=OWN).raised_by({"authority": OWN}).authority == OWN
-    with pytest.raises(InvalidParameters, match="another party is pinned"):
+    with pytest.raises(InvalidParameters, match="another party is already pinned"):
         ClientPolicy(authority=OWN).raised_by({"authority": HOSTILE})
 
 

@@ -267,7 +267,7 @@ class KnowsValuesAgain(PlainClientSession):
         made = update.take(self._subject.layout)
         digest = hashlib.sha256(made.payload.encode()).digest()
         if (self.client, digest) in UPLOADED:
-            raise Misuse("this update was uploaded before", reason=Reason.ALREADY_SPENT)
+            raise Misuse("this update was already uploaded", reason=Reason.ALREADY_SPENT)
         UPLOADED.add((self.client, digest))
         return super()._upload(message, LazyUpdate(lambda: made, made.model_digest))
 

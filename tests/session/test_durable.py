@@ -52,11 +52,11 @@ def test_a_folder_is_private_to_its_owner(tmp_path: Path, monkeypatch: pytest.Mo
     require_own_folder(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o710)
-    with pytest.raises(InvalidParameters, match="this user's alone"):
+    with pytest.raises(InvalidParameters, match="private to this user"):
         require_own_folder(folder)
     folder.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(InvalidParameters, match="this user's alone"):
+    with pytest.raises(InvalidParameters, match="private to this user"):
         require_own_folder(folder)
     # Systems without file owners skip the check.
     monkeypatch.delattr(os, "getuid")

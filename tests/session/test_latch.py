@@ -36,7 +36,7 @@ def test_a_number_is_claimed_once_and_in_order(latch: Latch) -> None:
 def test_a_name_begins_once_and_is_gone_after_its_end(latch: Latch) -> None:
     latch.end(NAME)
     latch.begin(NAME)
-    with pytest.raises(Misuse, match="suspended before"):
+    with pytest.raises(Misuse, match="already suspended"):
         latch.begin(NAME)
     latch.begin(OTHER)
     latch.end(NAME)
@@ -58,7 +58,7 @@ def test_a_session_is_named_by_a_bytes_object(tmp_path: Path, wrong: Any) -> Non
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latch").mkdir(mode=0o755)
-    with pytest.raises(InvalidParameters, match="this user's alone"):
+    with pytest.raises(InvalidParameters, match="private to this user"):
         Store(tmp_path / "latch")
 
 

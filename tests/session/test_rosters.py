@@ -136,17 +136,17 @@ def test_replace_takes_exactly_the_named_request(path: Path) -> None:
     """A folder could contain requests from a stranger."""
     signs(path, asks(ANN), asks(BOB))
     for requests in ([asks(BOB)], [asks(ANN), asks(BOB)], []):
-        with pytest.raises(InvalidParameters, match="takes one request"):
+        with pytest.raises(InvalidParameters, match="needs exactly one request"):
             signs(path, *requests, replaces=ANN)
 
 
 def test_two_requests_for_one_number_or_one_key_are_both_refused(path: Path) -> None:
     key = new_signing_key(SystemCoins())
     for requests in ((asks(ANN), asks(ANN)), (asks(ANN, key), asks(BOB, key))):
-        with pytest.raises(InvalidParameters, match=r"twice|before"):
+        with pytest.raises(InvalidParameters, match=r"two requests|already"):
             signs(path, *requests)
     signs(path, asks(ANN, key))
-    with pytest.raises(InvalidParameters, match="certified before"):
+    with pytest.raises(InvalidParameters, match="already certified"):
         signs(path, asks(BOB, key))
     assert load_roster(path).clients == {ANN}
 
@@ -197,7 +197,7 @@ def test_an_altered_roster_is_refused(path: Path, change: str) -> None:
             name, number, signature = lines[-1].split()
             lines[-1] = f"{name} {int(number) + 1} {signature}\n"
     path.write_text("".join(lines))
-    with pytest.raises(InvalidParameters, match="not a roster that its authority signed"):
+    with pytest.raises(InvalidParameters, match="not a valid signed roster"):
         load_roster(path)
 
 
@@ -252,7 +252,7 @@ def test_a_folder_without_a_clients_key_issues_no_second_one(tmp_path: Path) -> 
     make_identities(tmp_path, [ANN, BOB], SystemCoins())
     before = load_roster(tmp_path / "roster.txt")
     (tmp_path / "client-7.key").unlink()
-    with pytest.raises(InvalidParameters, match="client 7 was certified before"):
+    with pytest.raises(InvalidParameters, match="client 7 was already certified"):
         make_identities(tmp_path, [ANN, BOB], SystemCoins())
     assert load_roster(tmp_path / "roster.txt") == before
     # It also remembers a client whose key was handed out.
@@ -263,7 +263,7 @@ def test_a_folder_without_a_clients_key_issues_no_second_one(tmp_path: Path) -> 
 def test_a_folder_whose_authority_is_missing_creates_no_other(tmp_path: Path) -> None:
     make_identities(tmp_path, [ANN], SystemCoins())
     (tmp_path / "authority.key").unlink()
-    with pytest.raises(InvalidParameters, match="authority whose key is not in"):
+    with pytest.raises(InvalidParameters, match="authority is not in"):
         make_identities(tmp_path, [BOB], SystemCoins())
 
 
@@ -304,7 +304,7 @@ def test_a_client_creates_its_own_key_and_replaces_it(tmp_path: Path, capsys: py
 # --- Rotation of the authority's key ----------------------------------------------------------------------------------
 
 THIRD = new_signing_key(SystemCoins())
-BAD = "not a roster that its authority signed"
+BAD = "not a valid signed roster"
 
 
 def rotation(
@@ -496,7 +496,7 @@ def test_a_client_revoked_before_or_after_a_rotation_does_not_follow(site: Site)
 def test_a_replaced_key_does_not_follow(site: Site) -> None:
     signs(site.roster, asks(ANN, live=load_identity(site.path).signing_key), days=1)
     rotate(site.roster, AUTHORITY, OTHER, clock=at(1.1))
-    site.refuses("no live certificate of the key", 1.2)
+    site.refuses("no live certificate for the key", 1.2)
 
 
 def test_the_commands_rotate_and_follow(
@@ -539,9 +539,9 @@ def test_the_commands_rotate_and_follow(
 def test_a_file_that_is_no_roster_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
     other = tmp_path / "other"
     other.write_bytes(content)
-    with pytest.raises(InvalidParameters, match="is no roster, and would be overwritten"):
+    with pytest.raises(InvalidParameters, match="is not a roster and would be overwritten"):
         renew(other, AUTHORITY)
-    with pytest.raises(InvalidParameters, match="is no roster, and would be overwritten"):
+    with pytest.raises(InvalidParameters, match="is not a roster and would be overwritten"):
         signs(other, asks(ANN))
     assert other.read_bytes() == content
 
@@ -564,7 +564,7 @@ def test_a_request_whose_certificate_was_lost_is_answered_again(tmp_path: Path) 
     assert again == first
     assert [*load_roster(roster).certificates] == [ANN]
     revoke(roster, AUTHORITY, [ANN])
-    with pytest.raises(InvalidParameters, match="was certified before"):
+    with pytest.raises(InvalidParameters, match="was already certified"):
         sign_requests(roster, AUTHORITY, [asked])
 
 
@@ -572,6 +572,6 @@ def test_a_folder_whose_roster_is_of_another_authority_gets_no_key(tmp_path: Pat
     make_identities(tmp_path, [ANN], SystemCoins())
     (tmp_path / "authority.key").unlink()
     make_authority(tmp_path / "authority.key", SystemCoins())
-    with pytest.raises(InvalidParameters, match="is of another authority than"):
+    with pytest.raises(InvalidParameters, match="has another authority than"):
         make_identities(tmp_path, [ANN, BOB], SystemCoins())
     assert not (tmp_path / client_file(BOB)).exists()

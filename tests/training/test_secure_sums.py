@@ -233,7 +233,7 @@ def test_a_protocol_that_there_is_not_is_refused_by_name() -> None:
     [
         ("pairwise", "depth=1", "pairwise has no setting 'depth'; there are mode, topology"),
         ("enclave", "form=round", "secagg.settings form must be one of "),
-        ("two-servers", "is_checked", "secagg.settings takes name=value"),
+        ("two-servers", "is_checked", "secagg.settings must be name=value"),
     ],
 )
 def test_a_setting_that_a_protocol_does_not_have_is_refused(protocol: str, setting: str, message: str) -> None:

@@ -59,7 +59,7 @@ def update(tmp_path: Path) -> str:
         (("--clients", "5", "--set", "weighting=examples"), "--set cannot change weighting"),
         (("--set", "rooster=keys/roster.txt"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
         (("--set", "secagg-roster=keys/roster.txt"), "--set roster is no setting"),
-        (("--set", "roster=none.json"), "there is no file none.json; make one with `secagg keys`"),
+        (("--set", "roster=none.json"), "there is no file none.json; create one with `secagg keys`"),
         (("--clients", "5", "--set", "mode=semihonest"), "--set mode must be one of"),
         (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
@@ -135,7 +135,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         ("none.key", "there is no file"),
         ("other.npy", "is not a client file"),
         ("keys/roster.txt", "is not a client file"),
-        ("keys/authority.key", "is of another kind ('authority'); name a client file"),
+        ("keys/authority.key", "is a file of another kind ('authority'); name a client file"),
     ):
         (tmp_path / "other.npy").chmod(0o644)
         assert said in refusal(capsys, *client_is, str(tmp_path / name))
@@ -232,7 +232,7 @@ def test_a_file_is_in_one_sum_of_a_folder_whatever_number_its_client_has(
         )
         said.append(capsys.readouterr().err)
     assert all("it is in the sum" in each for each in said[:2]), "clients of one sum may have equal values"
-    assert "this update was uploaded before" in said[2]
+    assert "this update was already uploaded" in said[2]
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "lightsecagg"])
@@ -327,7 +327,7 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     (folder / "session.record").write_bytes(b"something else")
     assert "not a record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
-    assert "this user's alone" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "private to this user" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
 
 
 def test_two_servers_go_on_with_no_session_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

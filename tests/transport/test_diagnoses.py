@@ -45,7 +45,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "the roster file is not there": (
         "serve --values 4 --clip 1 --out mean.npy --set roster={folder}/none.json",
-        "there is no file {folder}/none.json; make one with `secagg keys`",
+        "there is no file {folder}/none.json; create one with `secagg keys`",
     ),
     "a file of values in place of a key, for all to read": (
         "contribute {plain} --update {update} --identity {update} --state {folder}/s",

@@ -193,7 +193,7 @@ async def test_a_helper_that_is_lost_as_its_stage_is_closed_is_what_ended_the_se
         raise ConnectionError("a helper is lost")
 
     def closed() -> None:
-        raise Misuse("there is no stage to close")
+        raise Misuse("no stage is open to close")
 
     session = plain_session()
     vars(session).update(receive=lost, close_stage=closed)

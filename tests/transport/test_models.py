@@ -362,7 +362,7 @@ def test_a_trained_model_is_in_one_sum(
     joined(monkeypatch, description)
     assert "it is in the sum" in refused(capsys, *client(tmp_path, "--examples", "9"))
     waited_for = joined(monkeypatch, again)
-    assert "this update was uploaded before" in refused(capsys, *client(tmp_path, "--examples", "9"))
+    assert "this update was already uploaded" in refused(capsys, *client(tmp_path, "--examples", "9"))
     assert not waited_for
     assert "it is in the sum" in refused(capsys, *client(tmp_path, "--examples", "9", model=trained(2)))
 
@@ -375,7 +375,7 @@ def test_a_server_that_moves_the_clip_within_a_task_is_refused(
     assert "it is in the sum" in refused(capsys, *client(tmp_path, "--examples", "9"))
     waited_for = joined(monkeypatch, moved)
     said = refused(capsys, *client(tmp_path, "--examples", "9", model=trained(2)))
-    assert "the clip of tensors of floats is 0.5, and was 1.0" in said
+    assert "the clip of tensors of floats is 0.5, but was 1.0" in said
     assert not waited_for
 
 

@@ -296,7 +296,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
         assert client.ended() == 1
     # Theirs are spent, and this one's process cannot know whether it arrived.
     again = town.contribute(4, *SIMULATED)
-    again.wait_for("uploaded before")
+    again.wait_for("already uploaded")
     assert again.ended() == 2
     assert server.terminate() == 130
 
@@ -308,7 +308,7 @@ def test_a_norm_that_an_enclave_bounds_stays_the_same_in_a_task(town: Town) -> N
     require_mean(town, server, *(town.contribute(number, *SIMULATED) for number in range(5)))
     server = town.serve(*options, "--set", "max-norm=25", "--round", "9999999999")
     again = town.contribute(0, *SIMULATED)
-    again.wait_for("max_norm is 25.0, and was 50.0")
+    again.wait_for("max_norm is 25.0, but was 50.0")
     assert again.ended() == 2
     assert server.terminate() == 130
 
@@ -319,7 +319,7 @@ def test_a_file_that_was_uploaded_before_is_refused_before_a_server_waits_for_it
     require_mean(town, server, *(town.contribute(number) for number in range(5)))
     server = town.serve("--clients", "5", "--round", "9999999999")
     again = town.contribute(0)
-    again.wait_for("uploaded before")
+    again.wait_for("already uploaded")
     assert again.ended() == 2
     assert "client left" not in server.text
 

@@ -131,7 +131,7 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp
     assert "goes with neither --page nor --group" in refusal(capsys, *asked, *out, "--page")
     assert "as TOML" in refusal(capsys, "serve", "--statistics", data, *out, "--clients", "3")
     few = written(tmp_path, "few", least_clients=4)
-    assert "minimum_cohort is 4, and of 3 clients" in refusal(capsys, "serve", "--statistics", few, *asked[3:], *out)
+    assert "minimum_cohort is 4, but" in refusal(capsys, "serve", "--statistics", few, *asked[3:], *out)
     mine = (*site, "--statistics", declaration)
     assert "name their file with --data" in refusal(capsys, *mine)
     assert "cannot be read as CSV" in refusal(capsys, *mine, "--data", str(tmp_path / "none.csv"))

@@ -387,7 +387,7 @@ def test_one_upload_is_in_one_of_two_tasks_of_an_authority(
         assert main(["contribute", "http://127.0.0.1:1", *options, *data]) == 2
         said.append(capsys.readouterr().err)
     assert "it is in the sum" in said[0]
-    assert all("this update was uploaded before" in each for each in said[1:])
+    assert all("this update was already uploaded" in each for each in said[1:])
 
 
 # --- The file of tasks ------------------------------------------------------------------------------------------------

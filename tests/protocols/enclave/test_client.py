@@ -447,7 +447,7 @@ def test_a_client_that_allows_repeats_makes_them_under_noise_alone(setup: Enclav
     privacy = PrivacyLimit(1e9, 1e-6)
     client = client_of(session, ledger=SealLedger(setup.task, maximum_seals=4, repeats_allowed=True), privacy=privacy)
     client.charge(Spent(setup.task, 0, b"m" * 32), session.configuration)
-    with nullcontext() if setup is NOISED else pytest.raises(PeerMisbehaved, match="numbers go up"):
+    with nullcontext() if setup is NOISED else pytest.raises(PeerMisbehaved, match="numbers must increase"):
         client.charge(Spent(setup.task, 0, b"m" * 32), session.configuration)
     assert client.ledger.seals == (2 if setup is NOISED else 1)
 

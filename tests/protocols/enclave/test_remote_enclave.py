@@ -268,7 +268,7 @@ def test_no_answer_is_longer_than_what_it_can_hold(fake: FakeFactory, offered: b
     for call, _ in CALLS.values():
         _, remote = fake(framed(offered), (1 << 22).to_bytes(8, "big"))
         remote.start(CONFIGURATION)
-        with pytest.raises(EnclaveLost, match="is the limit"):
+        with pytest.raises(EnclaveLost, match="but the limit is"):
             call(remote)
 
 

@@ -413,7 +413,7 @@ def test_what_a_server_refuses() -> None:
         server.receive(first, USUAL.encode())
     for name, answer in answers.items():
         server.receive(name, answer)
-    with pytest.raises(PeerMisbehaved, match="the first one counts") as refused:
+    with pytest.raises(PeerMisbehaved, match="the first one is used") as refused:
         server.receive(first, answers[second])
     assert refused.value.culprits == {first, ServerId()}
     for message in (USUAL.encode(), encode_body(MessageKind.LIGHT_SECAGG_INPUT, USUAL, b"")):
@@ -429,7 +429,7 @@ def test_what_a_server_refuses() -> None:
     pieces.pop(first)
     with pytest.raises(MalformedMessage, match="for each client"):
         server.receive(first, encode_entries(MessageKind.LIGHT_SECAGG_PIECES, USUAL, pieces))
-    with pytest.raises(PeerMisbehaved, match="is not invited, or has left"):
+    with pytest.raises(PeerMisbehaved, match="was not invited, or has left"):
         server.receive(ClientId(1), encode_entries(MessageKind.LIGHT_SECAGG_PIECES, USUAL, pieces))
 
 
@@ -444,7 +444,7 @@ def test_a_sum_is_opened_once_and_its_stages_close_in_order() -> None:
     assert is_exact(USUAL, server.release())
     assert not vars(server)["_answers"]
     assert not vars(server)["_messages"]
-    with pytest.raises(Misuse, match="releases once"):
+    with pytest.raises(Misuse, match="releases only once"):
         server.release()
     with pytest.raises(UnexpectedMessage):
         server.receive(ids(USUAL)[0], late + b"!")

@@ -231,7 +231,7 @@ def test_the_ledger_is_not_charged_for_an_update_that_was_taken() -> None:
     update.take(LAYOUT)
     message = session.message_to(CLIENTS[0])
     assert message is not None
-    with pytest.raises(Misuse, match="one sum alone"):
+    with pytest.raises(Misuse, match="already used"):
         clients[CLIENTS[0]].answer(message)
     assert not charged
 

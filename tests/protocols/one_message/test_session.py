@@ -87,7 +87,7 @@ def test_a_release_that_lacks_holders_can_be_asked_for_later() -> None:
         session.release()
     standing.away = set()
     assert session.release().aggregate.encode() == world.ideal(world.setup.clients).encode()
-    with pytest.raises(Misuse, match="releases once"):
+    with pytest.raises(Misuse, match="releases only once"):
         session.release()
 
 

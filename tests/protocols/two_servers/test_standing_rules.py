@@ -155,7 +155,7 @@ def test_a_journal_that_was_put_back_or_changed_is_refused(path: Path, tmp_path:
     begun(path, 4)
     shutil.rmtree(path)
     (tmp_path / "copy").rename(path)
-    with pytest.raises(InvalidParameters, match="may lack uploads that were made since"):
+    with pytest.raises(InvalidParameters, match="may lack later uploads"):
         StandingRounds(path)
     (path / "state.db").write_bytes(b"something else" * 100)
     with pytest.raises(InvalidParameters, match="is damaged"):
