@@ -96,12 +96,13 @@ class IdealSum:
     """Computes the result of every protocol without running one."""
 
     most_uploads: int
-    minimum_cohort: int = LEAST_COHORT
+    fewest: int = LEAST_COHORT
+    """Minimum number of contributors, as a protocol would have it."""
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         """Add up in the clear; an upload has the size of its payload's encoding, after any rounding."""
         coins = InsecureSeededCoins(due.codec.layout.digest + due.number.to_bytes(8, "big"))
-        clear = ClearSum(due.codec, self.most_uploads, self.minimum_cohort, coins)
+        clear = ClearSum(due.codec, self.most_uploads, self.fewest, coins)
         figures = StageFigures("clear sum")
         for _, payload in uploads:
             started = perf_counter()
@@ -123,7 +124,7 @@ class NoisedSum:
         noise, coins = self.noise_of(due.codec), SystemCoins()
         noised = ((client, noise.add_to(payload, coins)) for client, payload in uploads)
         # With fewer clients than each drew its noise share for, a sum would have less noise than is accounted.
-        ideal = replace(self.ideal, minimum_cohort=max(self.ideal.minimum_cohort, noise.minimum_cohort))
+        ideal = replace(self.ideal, fewest=max(self.ideal.fewest, noise.honest))
         outcome = ideal.run(due, noised)
         return replace(outcome, deviations=noise.deviations, epsilon=noise.epsilon(self.delta, due.releases))
 
@@ -192,9 +193,7 @@ _Sums = npt.NDArray[Any]
 class ClearSum:
     """Adds up payloads without any protection."""
 
-    def __init__(
-        self, codec: ModelUpdate, most_uploads: int, minimum_cohort: int = 1, rounding: Coins | None = None
-    ) -> None:
+    def __init__(self, codec: ModelUpdate, most_uploads: int, fewest: int = 1, rounding: Coins | None = None) -> None:
         """Begin an empty sum of a codec's payloads.
 
         Args:
@@ -214,7 +213,7 @@ class ClearSum:
             else [segment.ring.zeros(segment.length)]
             for segment, some in zip(self._layout.segments, self._tables, strict=True)
         ]
-        self._minimum_cohort = minimum_cohort
+        self._fewest = fewest
         self._contributors = 0
 
     @property
@@ -240,8 +239,8 @@ class ClearSum:
 
     def finish(self) -> Aggregate:
         """Return the sum in the layout that a protocol releases."""
-        if self._contributors < max(1, self._minimum_cohort):
-            raise ThresholdNotMet(needed=self._minimum_cohort, present=self._contributors, what="contributors")
+        if self._contributors < max(1, self._fewest):
+            raise ThresholdNotMet(needed=self._fewest, present=self._contributors, what="contributors")
         values = list[_Sums]()
         released = iter(self._released.require_rings())
         for segment, sums in zip(self._layout.segments, self._sums, strict=True):

@@ -230,8 +230,8 @@ class IndexingConfiguration(Message):
         yield "minimum_form", self.message_form, "form {offered} of its messages is below {own}"
         yield "suites", self.suite, "suite {offered} is not accepted"
         yield "sharings", self.mode, "mode {offered.name} is not accepted"
-        yield "authority", self.authority, "clients are certified by another authority than this client's"
-        yield "server_keys", self.server_keys, "the servers are not the two that this client trusts not to collude"
+        yield "authority", self.authority, "the clients' authority is not the pinned one"
+        yield "server_keys", self.server_keys, "the two servers' keys are not the pinned ones"
         yield "minimum_cohort", self.minimum_cohort, "a cohort of {offered} is below {own}"
         length = sum(segment.length for segment in self.layout.segments)
         yield "maximum_length", length, "its vectors are longer than {own}"

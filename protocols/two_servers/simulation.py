@@ -116,11 +116,13 @@ class TwoServersSimulation(Confined):
         self._zero, self._one = trial_server_keys(coins)
         self._server_keys = self._zero.signing_key().public_key, self._one.signing_key().public_key
         policy = OperatorPolicy(
+            weakest=ClientPolicy(
+                authority=self._keys.authority.public_key,
+                server_keys=self._server_keys,
+                sharings=frozenset({settings.mode}),
+                minimum_cohort=LEAST_COHORT,
+            ),
             task_prefix=b"",
-            authority=self._keys.authority.public_key,
-            server_keys=self._server_keys,
-            modes=frozenset({settings.mode}),
-            minimum_cohort=LEAST_COHORT,
             maximum_cohort=(1 << 24) - 1,
             maximum_lanes=_MOST_LANES,
             maximum_lifetime=2 * settings.lifetime,

@@ -26,19 +26,19 @@ from pathlib import Path
 from typing import Final
 
 from secagg.blame import between_servers
-from secagg.choices import SharingMode
 from secagg.contract.layout import IndexSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
 from secagg.errors import InternalError, InvalidParameters, Misuse, Reason, SecAggError, blaming
 from secagg.errors import UnexpectedMessage as Unexpected
 from secagg.identifiers import ServerId
-from secagg.parameters import LEAST_COHORT, Suite, require_integer, require_members
+from secagg.parameters import require_integer
+from secagg.session.client_policy import ClientPolicy, require_policy
 from secagg.session.frames import decode_refusal, encode_refusal
 from secagg.session.store import Store
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import IndexingConfiguration, require_keys
+from .configuration import ENFORCED, IndexingConfiguration
 from .server import IndexingServer
 from .server_keys import OperatorKeys, ServerKeys
 from .server_messages import MAXIMUM_BEGINNING_BYTES, BatchRequest, Beginning, Done, exchange_bytes
@@ -53,15 +53,11 @@ MAXIMUM_TASKS: Final = 1 << 16
 class OperatorPolicy:
     """Policy of server 1's operator, which applies to every offer of server 0."""
 
+    weakest: ClientPolicy
+    """The weakest round, as for a client. It pins the keys of both servers, and the authority: a server that could
+    certify clients could impersonate all of them but one."""
     task_prefix: bytes
     """Prefix of every task; empty for any."""
-    authority: bytes
-    """Authority that certifies clients; a server that could certify clients could impersonate all of them but one."""
-    server_keys: tuple[bytes, bytes]
-    """Keys of server 0 and of this server."""
-    suites: frozenset[Suite] = frozenset(Suite)
-    modes: frozenset[SharingMode] = frozenset({SharingMode.CHECKED_POINT_FUNCTIONS})
-    minimum_cohort: int
     maximum_cohort: int
     maximum_lanes: int
     """Limit on the counters and ring elements of a layout; this server holds several times that number per client."""
@@ -69,17 +65,19 @@ class OperatorPolicy:
     """Limit on the time from now to the expiry of a round."""
 
     def __post_init__(self) -> None:
-        require_keys(self.authority, self.server_keys)
-        require_integer("minimum_cohort", self.minimum_cohort, LEAST_COHORT)
-        require_integer("maximum_cohort", self.maximum_cohort, self.minimum_cohort)
+        require_policy(self.weakest)
+        if self.weakest.authority is None or self.weakest.server_keys is None:
+            raise InvalidParameters("server 1's operator pins the clients' authority and the keys of both servers")
+        require_integer("maximum_cohort", self.maximum_cohort, self.weakest.minimum_cohort)
         require_integer("maximum_lanes", self.maximum_lanes, 1)
-        require_members("suites", self.suites, Suite)
-        require_members("modes", self.modes, SharingMode)
+        if type(self.task_prefix) is not bytes:
+            raise InvalidParameters(f"task_prefix must be bytes; got {self.task_prefix!r}")
         if type(self.maximum_lifetime) is not timedelta or self.maximum_lifetime <= timedelta(0):
             raise InvalidParameters(f"maximum_lifetime must be a time above 0; got {self.maximum_lifetime}")
 
     def admit(self, configuration: IndexingConfiguration, now: datetime) -> None:
         """Refuse a configuration that breaks the operator's policy."""
+        self.weakest.admit("the round offered to server 1", ENFORCED, configuration.compared())
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
                 raise InvalidParameters(
@@ -91,13 +89,7 @@ class OperatorPolicy:
     def _objections(self, offered: IndexingConfiguration, now: datetime) -> Iterator[tuple[bool, str]]:
         is_known = offered.task.startswith(self.task_prefix)
         yield not is_known, f"the task {offered.task!r} does not begin with {self.task_prefix!r}"
-        yield offered.authority != self.authority, "another authority certifies the clients than its operator's"
-        yield offered.server_keys[0] != self.server_keys[0], "server 0's key is not the one that its operator knows"
-        yield offered.server_keys[1] != self.server_keys[1], "it names another key for server 1"
-        yield offered.suite not in self.suites, f"suite {offered.suite} is not accepted"
-        yield offered.mode not in self.modes, f"mode {offered.mode.name.lower()} is not accepted"
-        least, most = offered.minimum_cohort, offered.maximum_cohort
-        yield least < self.minimum_cohort, f"a cohort of {least} is below {self.minimum_cohort}"
+        most = offered.maximum_cohort
         yield most > self.maximum_cohort, f"a cohort of {most} is above {self.maximum_cohort}"
         lanes = lanes_of(offered)
         yield lanes > self.maximum_lanes, f"{lanes} counters and ring elements are more than {self.maximum_lanes}"
@@ -215,7 +207,7 @@ class StandingServer(Confined):
             peer: public keys of the operator of server 0.
         """
         named = (peer.signing_key, keys.signing_key().public_key)
-        if (peer.server.index, keys.server.index) != (0, 1) or named != policy.server_keys:
+        if (peer.server.index, keys.server.index) != (0, 1) or named != policy.weakest.server_keys:
             raise InvalidParameters(
                 f"these are the keys of {keys.server}, not those that the policy names for server 1; a standing "
                 "server is server 1"

@@ -163,9 +163,7 @@ class Plan:
         layout = Layout(tuple(RingSegment(self.bits, group.length) for group in groups))
         declared = self.declaration
         try:
-            return _CellNoise(
-                settings, layout, declared.least_clients, declared.corrupted, declared.most_clients, squared
-            )
+            return _CellNoise(settings, layout, self._honest, declared.most_clients, squared)
         except (CapacityExceeded, InvalidParameters) as error:
             raise InvalidParameters(
                 f"sites cannot draw the noise for epsilon {declared.epsilon:g} ({error}); use coarser steps, fewer "

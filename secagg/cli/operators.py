@@ -37,6 +37,7 @@ from secagg.protocols.two_servers import (
 )
 from secagg.session import durable
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SigningKey
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.identities import ROSTER_FILE, load_signing_key
 from secagg.session.sockets import Ends, Service
 
@@ -102,7 +103,6 @@ def sign_record(options: argparse.Namespace) -> int:
 def serve_holder(options: argparse.Namespace) -> int:
     """Serve as a holder until SIGTERM or SIGINT."""
     from secagg.protocols.one_message import EpochRecord, Holder
-    from secagg.session.client_policy import ClientPolicy
 
     policy = ClientPolicy(
         authority=authority_in(options.authority),
@@ -227,11 +227,13 @@ def serve_second_server(options: argparse.Namespace) -> int:
         raise InvalidParameters(f"--suites must be among {', '.join(_SUITES)}; got {unknown[0]!r}")
     pair = load_server_pair(options.servers)
     policy = OperatorPolicy(
+        weakest=ClientPolicy(
+            authority=pair.authority,
+            server_keys=pair.server_keys,
+            suites=frozenset(_SUITES[name] for name in names),
+            minimum_cohort=options.minimum_cohort,
+        ),
         task_prefix=options.task.encode(),
-        authority=pair.authority,
-        server_keys=pair.server_keys,
-        suites=frozenset(_SUITES[name] for name in names),
-        minimum_cohort=options.minimum_cohort,
         maximum_cohort=options.maximum_cohort,
         maximum_lanes=options.maximum_lanes,
         maximum_lifetime=timedelta(hours=options.maximum_hours),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from secagg.errors import InvalidParameters
+from secagg.session.client_policy import DEFAULTS, RULES
 from secagg.session.registry import names, require_name
 from secagg.wire import FORMS
 
@@ -21,6 +22,14 @@ _OF_SERVER: Final = "clip"
 """Setting that only the server has, as an option, and that a client's log may mention."""
 _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
+
+
+def _add_limit(parser: argparse._ActionsContainer, name: str, *, is_required: bool = False) -> None:
+    """Add the option for a limit of the policy."""
+    rule, usual = RULES[name], DEFAULTS[name]
+    text = rule.purpose if is_required else f"{rule.purpose} (default: {usual})"
+    option = "--" + name.replace("_", "-")
+    parser.add_argument(option, type=int, default=usual, required=is_required, metavar="N", help=text)
 
 
 def protocol_name(text: str) -> str:
@@ -142,11 +151,9 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"address for the server: {_ADDRESS}")
     serve.add_argument("--server", metavar="HEX", help="for tcp and vsock: public key of the only server that may ask")
     more = serve.add_argument_group("limits")
-    more.add_argument(
-        "--minimum-cohort", type=int, default=3, metavar="N", help="minimum clients in a sum (default: 3)"
-    )
+    _add_limit(more, "minimum_cohort")
     more.add_argument("--corrupted", type=int, default=1, metavar="N", help="minimum of the epoch's (default: 1)")
-    more.add_argument("--minimum-holders", type=int, default=4, metavar="N", help="minimum of the epoch (default: 4)")
+    _add_limit(more, "minimum_holders")
     more.add_argument(
         "--task", action="append", default=[], metavar="NAME", help="the only task; repeat for several (default: any)"
     )
@@ -195,7 +202,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's key file")
     command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="file of `keys --peer`")
     command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="journal; keep it with the keys")
-    command.add_argument("--minimum-cohort", type=int, required=True, metavar="N", help="minimum clients in a sum")
+    _add_limit(command, "minimum_cohort", is_required=True)
     more = command.add_argument_group("limits")
     more.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
     more.add_argument(

@@ -30,6 +30,7 @@ from secagg.protocols.two_servers import (
     simulated_servers,
     trial_server_keys,
 )
+from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.roles import ServerSession
 from secagg.session.sockets import HelperLost
@@ -89,10 +90,12 @@ def _simulated(side: ServerSide) -> TwoServersHelpers:
     LOG.warning("a simulated second server protects no client from this one; %ssecond-server names another's", PREFIX)
     zero, one = (side.resources.enter_context(keys) for keys in trial_server_keys(side.coins))
     policy = OperatorPolicy(
+        weakest=ClientPolicy(
+            authority=side.authority,
+            server_keys=(zero.public.signing_key, one.public.signing_key),
+            minimum_cohort=LEAST_COHORT,
+        ),
         task_prefix=side.subject.task,
-        authority=side.authority,
-        server_keys=(zero.public.signing_key, one.public.signing_key),
-        minimum_cohort=LEAST_COHORT,
         maximum_cohort=side.population,
         maximum_lanes=_MOST_LANES,
         maximum_lifetime=_LONGEST,

@@ -96,7 +96,7 @@ class NoiseSettings(Options):
             if self.budget is not None:
                 raise InvalidParameters(NOT_NOISED)
             return None
-        noise = ClientNoise(self, layout, minimum_cohort, corrupted, capacity)
+        noise = ClientNoise(self, layout, minimum_cohort - corrupted, capacity)
         if self.budget is not None:
             self.budget.require_room(NO_LOSS, 0, noise.loss(self.budget.adjacency), noise.multiplier)
         return noise
@@ -138,8 +138,8 @@ class ClientNoise:
 
     settings: NoiseSettings
     layout: Layout
-    minimum_cohort: int
-    corrupted: int
+    honest: int
+    """Minimum number of honest contributors of any sum."""
     capacity: int
 
     def __post_init__(self) -> None:
@@ -177,11 +177,6 @@ class ClientNoise:
             )
         for variance in self.variances:
             require_variance(variance / self.honest, self.settings.noise_kind)
-
-    @property
-    def honest(self) -> int:
-        """Minimum number of honest contributors of any sum."""
-        return self.minimum_cohort - self.corrupted
 
     @property
     def segments(self) -> tuple[RingSegment, ...]:

@@ -227,7 +227,7 @@ class ClientPolicy:
             own = getattr(self, name)
             pinned.discard(name)
             if not RULES[name].holds(offered, own):
-                advice = f"set {name}" if own is None else _ADVICE.get(name, "change the offer or this client's policy")
+                advice = f"set {name}" if own is None else _ADVICE.get(name, "change the offer or the policy")
                 raise _below(f"{what} is refused: {sentence.format(offered=offered, own=said(own))}; {advice}")
         if pinned:
             raise _below(f"{what} is refused: it names no {min(pinned)}, but this client requires one")
@@ -263,7 +263,7 @@ RULES: Final[Mapping[str, Limit | Accepted | Allowed | Pinned]] = MappingProxyTy
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({each.name: each.default for each in fields(ClientPolicy)})
 
 
-_ADVICE: Final = {"authority": "if the authority has rotated its key, update this client (`secagg keys follow`)"}
+_ADVICE: Final = {"authority": "if the authority has rotated its key, follow it (`secagg keys follow`)"}
 
 
 def require_policy(policy: object) -> None:

@@ -243,7 +243,7 @@ def test_a_sum_costs_what_its_own_noise_is_worth_whatever_its_minimum_is(
             noise = noise_in(session)
             session.abort()
             assert isinstance(noise, ClientNoise)
-            assert noise.minimum_cohort == minimum
+            assert noise.honest == minimum
             costs.append(noise.epsilon(TWO.delta))
             uploaded(world, subject(number))
             assert ledger().spent == pytest.approx(noise.epsilon(TWO.delta, number), rel=1e-9)

@@ -137,7 +137,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"servers": "roster.txt"}, "does not name two servers"),
         ({"suites": "classic,rsa"}, "--suites must be among classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),
-        ({"minimum_cohort": "1"}, "minimum_cohort is an integer of at least 2"),
+        ({"minimum_cohort": "1"}, "minimum_cohort is an integer in 2..2^32 - 1; got 1"),
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
         ({"maximum_hours": "99999999999999"}, "--maximum-hours must be at most 8784"),

@@ -150,7 +150,7 @@ def test_holders_below_the_policy_get_nothing(standing: Standing, log: Any) -> N
     inner = MemoryGrid(mod(standing.folder), adding(0.125))
     with pytest.raises(ThresholdNotMet):
         inner.round(grid_of(inner, standing.settings()), MODEL)
-    assert "3 holders are fewer than 4; change the offer or this client's policy" in log.text
+    assert "3 holders are fewer than 4; change the offer or the policy" in log.text
     assert "5 clients left with code 'terms'" in log.text
     inner = MemoryGrid(mod(standing.folder, minimum_holders=3), adding(0.125), run=8)
     with pytest.raises(ThresholdNotMet):

@@ -109,11 +109,14 @@ class IndexingSetup:
     def standing_policy(self, **changes: Any) -> OperatorPolicy:
         """Return the policy of server 1's operator that this setup just meets."""
         configuration = self.configuration
+        weakest = ClientPolicy(
+            authority=configuration.authority,
+            server_keys=configuration.server_keys,
+            minimum_cohort=self.minimum_cohort,
+        )
         met: dict[str, Any] = {
+            "weakest": weakest,
             "task_prefix": self.task,
-            "authority": configuration.authority,
-            "server_keys": configuration.server_keys,
-            "minimum_cohort": self.minimum_cohort,
             "maximum_cohort": self.maximum_cohort,
             "maximum_lanes": lanes_of(configuration),
             "maximum_lifetime": timedelta(days=1),

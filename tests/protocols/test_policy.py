@@ -19,10 +19,8 @@ POLICY: list[Any] = [
     ClientPolicy(authority=KEY, server_keys=(OTHER, THIRD)),
     ClientNode(),
     two_servers.OperatorPolicy(
+        weakest=ClientPolicy(authority=KEY, server_keys=(OTHER, THIRD), minimum_cohort=5),
         task_prefix=b"",
-        authority=KEY,
-        server_keys=(OTHER, THIRD),
-        minimum_cohort=5,
         maximum_cohort=10,
         maximum_lanes=1 << 20,
         maximum_lifetime=timedelta(hours=1),
