@@ -128,13 +128,13 @@ def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as lines of JSON, with settings spelled as options of the command."""
+    """Formats records as lines of JSON, or as text for people, with settings spelled as options of the command."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, *, is_for_people: bool = False) -> None:
         from secagg.transport.description import TASK
 
         super().__init__()
-        self._options, self._task = options, TASK
+        self._options, self._task, self._is_for_people = options, TASK, is_for_people
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -147,13 +147,17 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        if not self._is_for_people:
+            return json.dumps(line)
+        clock, level, _, event = (line.pop(name) for name in ("time", "level", "logger", "event"))
+        about = "".join(f", {name} {value}" for name, value in line.items())
+        return f"{clock[11:19]} {'' if level == 'info' else level + ': '}{event}{about}"
 
 
 def running(work: Callable[[], Coroutine[Any, Any, Result]], options: argparse.Namespace) -> Result:
-    """Run until the work ends, or until SIGTERM or SIGINT, with logs as JSON."""
+    """Run until the work ends, or until SIGTERM or SIGINT, with logs as JSON, on a terminal as text."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(options))
+    handler.setFormatter(JsonLines(options, is_for_people=sys.stderr.isatty()))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for each in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(each).setLevel(logging.WARNING)

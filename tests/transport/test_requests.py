@@ -7,6 +7,7 @@ import gzip
 import inspect
 import json
 import logging
+import re
 from argparse import Namespace
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
@@ -555,7 +556,11 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
     lines = [JsonLines(Namespace()).format(record) for record in caplog.records]
     events = [json.loads(line)["event"] for line in lines if json.loads(line)["logger"] == "secagg.transport"]
     assert events == ["stage opened", "stage closed", "session ended", "stranger"]
-    said = "\n".join(lines) + metrics
+    own = [record for record in caplog.records if record.name == "secagg.transport"]
+    people = [JsonLines(Namespace(), is_for_people=True).format(record) for record in own]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d stage opened, task a task, session [0-9a-f]{32}, .*number 0", people[0])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning: stranger, .*client 1", people[-1])
+    said = "\n".join(lines + people) + metrics
     for secret in (*proofs, *answers, STRANGER):
         assert secret.hex() not in said
         assert repr(secret)[2:40] not in said
