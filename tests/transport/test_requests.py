@@ -558,7 +558,7 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
     assert events == ["stage opened", "stage closed", "session ended", "stranger"]
     own = [record for record in caplog.records if record.name == "secagg.transport"]
     people = [JsonLines(Namespace(), is_for_people=True).format(record) for record in own]
-    assert re.fullmatch(r"\d\d:\d\d:\d\d stage opened, task a task, session [0-9a-f]{32}, .*number 0", people[0])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d stage opened, session [0-9a-f]{32}, stage plain upload, number 0", people[0])
     assert re.fullmatch(r"\d\d:\d\d:\d\d warning: stranger, .*client 1", people[-1])
     said = "\n".join(lines + people) + metrics
     for secret in (*proofs, *answers, STRANGER):
