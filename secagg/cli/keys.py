@@ -101,6 +101,8 @@ def sign(options: argparse.Namespace) -> int:
     elif options.root is not None:
         raise InvalidParameters("--root is for --sites, the list of the sites whose kits vouch; name both")
     replaced = None if options.replace is None else _client(options.replace)
+    if replaced is not None and any(path.is_dir() for path in options.requests):
+        raise InvalidParameters("--replace takes the file of one request, because a folder may hold a stranger's")
     made = sign_requests(
         options.roster, load_authority(options.key), asked.values(), replaces=replaced, days=options.days
     )
