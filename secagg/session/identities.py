@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ from .store import Store
 ROSTER_FILE: Final = "roster.txt"
 _FIRST: Final = "secagg-roster 1"
 _REQUEST: Final = "secagg-request-1"
+_HEAD: Final = re.compile(r"head [0-9]+ [0-9a-f]{128}")
 DAYS: Final = 365
 _MOST_DAYS: Final = 3660
 
@@ -150,6 +152,8 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
 def _parsed(text: str, known: str) -> Roster:
     if "\r" in text:
         raise InvalidParameters("its line ends were changed")
+    if _HEAD.fullmatch(text, text.rfind("\n") + 1):
+        text += "\n"  # A copy or an editor dropped the last line's end: the head is whole, so its append counts.
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
         lines.pop()  # A torn append, which nobody has received.
@@ -354,14 +358,15 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
         claim(file.fileno(), f"{path} is being written by another process; try again")
         file.seek(0)
         content = file.read()
-        if not content.startswith(_FIRST.encode()[: len(content)]):
+        begun = f"{_FIRST}\nauthority {authority.public_key.hex()}\n"
+        if b"\nhead " not in content and not begun.encode().startswith(content[: len(begun)]):
             raise InvalidParameters(f"{path} is not a roster and would be overwritten; name the roster's file")
         roster = load_roster(path) if b"\nhead " in content else None
         if roster is not None and roster.authority != authority.public_key:
             raise InvalidParameters(f"{path} is another authority's roster; name the key that signed it")
         if roster is not None and roster.standing.number > now + CLOCKS_APART:
             raise InvalidParameters(f"{path} ends in a head from the future; correct this machine's clock")
-        before = f"{_FIRST}\nauthority {authority.public_key.hex()}\n" if roster is None else roster.text
+        before = begun if roster is None else roster.text
         known, text = _Entries.of(before), before
         for line in lines(known, now):
             known.take(*line.split())
@@ -369,7 +374,7 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
         number = now if roster is None else max(now, roster.standing.number + 1)
         head = known.standing(number, text).signed(signs or authority)
         text += f"head {number} {head.signature.hex()}\n"
-        kept = 0 if roster is None else len(before)
+        kept = 0 if roster is None else min(len(before), len(content))
         file.truncate(kept)
         file.write(text[kept:].encode("ascii"))
         file.flush()

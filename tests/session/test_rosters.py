@@ -168,7 +168,7 @@ def test_a_roster_only_grows_and_its_heads_have_increasing_numbers(path: Path) -
     assert not load_roster(path).standing.revoked
 
 
-@pytest.mark.parametrize("torn", [1, 40, 200])
+@pytest.mark.parametrize("torn", [2, 40, 200])
 def test_a_partial_append_is_ignored_and_replaced(path: Path, torn: int) -> None:
     signs(path, asks(ANN))
     whole = path.read_bytes()
@@ -555,6 +555,46 @@ def test_a_roster_with_other_line_ends_is_refused_and_stays_as_it_is(tmp_path: P
     with pytest.raises(InvalidParameters, match="its line ends were changed"):
         revoke(roster, AUTHORITY, [ANN])
     assert roster.read_bytes() == changed
+
+
+@pytest.mark.parametrize("is_headless", [False, True])
+def test_a_roster_without_line_ends_or_head_is_not_taken_for_a_new_one(path: Path, *, is_headless: bool) -> None:
+    """A new one would give its numbers to other keys, and forget what was revoked."""
+    signs(path, asks(ANN))
+    whole = path.read_bytes()
+    kept = whole[: whole.index(b"\nhead ") + 1] if is_headless else whole.replace(b"\n", b"\r")
+    path.write_bytes(kept)
+    with pytest.raises(InvalidParameters, match="is not a roster and would be overwritten"):
+        renew(path, OTHER if is_headless else AUTHORITY)
+    assert path.read_bytes() == kept
+
+
+def test_a_roster_whose_last_line_end_was_lost_keeps_what_was_revoked(path: Path) -> None:
+    signs(path, asks(ANN), asks(BOB))
+    revoke(path, AUTHORITY, [ANN], clock=at(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert load_roster(path).standing.revoked == (1,)
+    renew(path, AUTHORITY, clock=at(2))
+    assert path.read_bytes().startswith(whole)
+    assert load_roster(path).standing.revoked == (1,)
+
+
+def test_a_folder_replaces_no_key(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A requester puts a request for another's number among those that are passed over."""
+    authority, folder = tmp_path / "authority.key", tmp_path / "requests"
+    folder.mkdir()
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    new = ["keys", "new", "--authority", load_authority(authority).public_key.hex()]
+    at_authority = ["--key", str(authority), "--roster", str(path)]
+    for client in ("7", "8"):
+        assert main([*new, "--client", client, "--out", str(folder / f"{client}.key")]) == 0
+    assert main(["keys", "sign", str(folder), *at_authority]) == 0
+    before = path.read_bytes()
+    assert main([*new, "--client", "7", "--out", str(folder / "another.key")]) == 0
+    assert main(["keys", "sign", str(folder), *at_authority, "--replace", "7"]) == 2
+    assert "--replace takes the file of one request" in capsys.readouterr().err
+    assert path.read_bytes() == before
 
 
 def test_a_request_whose_certificate_was_lost_is_answered_again(tmp_path: Path) -> None:
