@@ -69,7 +69,7 @@ def read_header(text: str) -> tuple[ClientId, bytes] | None:
 
 
 class Admission(Protocol):
-    """Checker of proofs for a server, used in one thread. It knows a session by its description as it is shown."""
+    """Checker of proofs for a server, used in one thread; by default it has neither claims nor seats."""
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         """Whether this is the client's proof for the session."""
@@ -77,15 +77,17 @@ class Admission(Protocol):
 
     def claim_of(self, client: ClientId) -> bytes | None:
         """Return the digest of a client's first admitted proof, which must outlive this process."""
-        ...
+        del client
+        return None
 
     def release(self, client: ClientId) -> None:
         """Release a name under which nothing was sent; without keys, another client may take it."""
-        ...
+        del client
 
     def seat(self, shown: bytes, proof: bytes) -> ClientId | None:
         """Return a free name, or the name of this proof; None if no name is free."""
-        ...
+        del shown, proof
+        return None
 
 
 class Operators:
@@ -104,7 +106,7 @@ class Operators:
         return is_told or (self._is_near_enough and is_loopback(host))
 
 
-class Certified:
+class Certified(Admission):
     """Admission of clients that an authority certified, by their signatures."""
 
     def __init__(self, authority: bytes, certificates: Mapping[ClientId, Certificate]) -> None:
@@ -114,8 +116,8 @@ class Certified:
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         good = self._good.get(client)
-        if good is not None and good[0] == shown:
-            return compare_digest(good[1], proof)  # Ed25519 as here gives one signature for one statement.
+        if good is not None and good[0] == shown and compare_digest(good[1], proof):
+            return True  # Another one may be valid too: that of a client whose newest form has changed.
         try:
             identity: VerifiedIdentity = self._authority.verify(self._certificates[client])
             form, signature = proof[:1], proof[1:]
@@ -124,17 +126,6 @@ class Certified:
             return False
         self._good[client] = shown, proof
         return True
-
-    def claim_of(self, client: ClientId) -> bytes | None:
-        del client
-        return None
-
-    def release(self, client: ClientId) -> None:
-        del client
-
-    def seat(self, shown: bytes, proof: bytes) -> ClientId | None:
-        del shown, proof
-        return None
 
 
 class FirstCome:

@@ -103,8 +103,8 @@ class SumServer:
         """Requests that wait for a session, in order of arrival; none has proved a name."""
         self._strange = ""
         self._past = dict[str, Verdict]()
-        self._members = dict[str, set[bytes]]()
-        """Per session, digests of the proofs admitted while it ran; these clients may see its result."""
+        self._members = dict[str, dict[ClientId, bytes]]()
+        """Per session, the digest of each client's last request header while it ran; these may see its result."""
         self.app = Front([self], operators).app
 
     # --- Sessions -----------------------------------------------------------------------------------------------------
@@ -322,16 +322,17 @@ class SumServer:
         TASK.set(conductor.description.task)  # In the log, of this request.
         if (prove := request.scope.get("proved")) is not None:
             prove(conductor.description.task, self.limits.connections)  # Its connection is authenticated from here on.
-        known, own = self._members.setdefault(name, set()), _digest_of(request)
-        if conductor.is_running and own not in known:
-            known.add(own)
+        known, own = self._members.setdefault(name, {}), _digest_of(request)
+        if conductor.is_running and known.get(sender[0]) != own:
+            known[sender[0]] = own
             self.metrics.add("secagg_clients_total", newest_form=str(sender[1][0]), task=conductor.description.task)
         return conductor, sender[0]
 
     def _told_of(self, request: Request, verdict: Verdict) -> Response:
         """Return a verdict as a response; the result is only for clients that took part while the session ran."""
-        members = self._members.get(request.path_params["name"], ())
-        return _response(verdict if _digest_of(request) in members else replace(verdict, result=b""))
+        members = self._members.get(request.path_params["name"], {})
+        is_told = not verdict.result or _digest_of(request) in members.values()
+        return _response(verdict if is_told else replace(verdict, result=b""))
 
 
 class Front:

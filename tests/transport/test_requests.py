@@ -206,6 +206,21 @@ def test_a_certified_name_is_proved_by_its_key_for_one_session() -> None:
     assert admission.claim_of(ONE) is None
 
 
+def test_a_client_that_was_upgraded_within_a_session_still_proves_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = SimulatedKeys(SystemCoins())
+    key, certificate = keys.of(ONE)
+    admission, shown = Certified(keys.authority.public_key, {ONE: certificate}), DESCRIPTION.encode()
+    prover = Prover(ONE, SystemCoins(), key)
+    before = prover.proof(shown)
+    assert admission.admits(shown, ONE, before)
+    monkeypatch.setattr(proof, "FORM", proof.FORM + 1)
+    after = prover.proof(shown)
+    assert after != before
+    assert admission.admits(shown, ONE, after)
+    assert admission.admits(shown, ONE, before)
+    assert not admission.admits(shown, ONE, before[:1] + after[1:])
+
+
 async def test_another_server_gets_no_proof_that_this_one_accepts() -> None:
     """It shows a client this server's session as one of its own task, and keeps what the client sends."""
     keys, kept = SimulatedKeys(SystemCoins()), list[str]()

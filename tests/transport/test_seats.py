@@ -137,6 +137,26 @@ async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or
         assert (await held.http.get(f"{held.base}/progress", headers=headers_of(CLIENTS[0], LATE))).status_code == 401
 
 
+async def test_who_comes_and_goes_costs_no_memory_and_sees_no_result_of_its_successor() -> None:
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with in_memory(server) as http:
+        session, description = plain_session(), server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, description, keep=kept))
+        await until(lambda: server.is_open)
+        base, visits = f"/v1/sessions/{description.session}", [bytes([3, number] + [0] * 63) for number in range(1, 51)]
+        for proof in visits:
+            assert (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0], proof))).status_code == 200
+            await http.request("DELETE", f"{base}/client", headers=headers_of(CLIENTS[0], proof))
+        (known,) = server._members.values()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        assert len(known) == 1
+        for client in CLIENTS:
+            await http.post(f"{base}/answers/0", content=answer_of(client, session), headers=headers_of(client))
+        await running
+        assert (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0]))).json() == RESULT
+        for proof in visits:
+            assert "mean" not in (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0], proof))).text
+
+
 async def test_a_client_that_left_is_waited_for_no_longer_than_any_other() -> None:
     limits = quick_limits(seconds=60)
     limits = replace(limits, stages=replace(limits.stages, patience=None, least=0.5))
