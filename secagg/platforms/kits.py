@@ -38,6 +38,7 @@ from secagg.session.identities import Request
 _WORD: Final = "kit"
 _HASH: Final = hashes.SHA256()
 _PADDING: Final = padding.PSS(padding.MGF1(_HASH), padding.PSS.DIGEST_LENGTH)
+_PARSING: Final = (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 _LINE_WORDS: Final = 3
 _SITE: Final = re.compile(r"([0-9]{1,20})\s+(\S.*)", re.ASCII)
 
@@ -146,7 +147,7 @@ def require_vouched(
             raise _unvouched(number, is_named if root is None else "its kit has no certificate of its key")
     except InvalidParameters:
         raise
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError, *_PARSING) as error:
         raise _unvouched(number, f"the kit's signature or certificate is wrong ({type(error).__name__})") from None
     if named != site:
         raise _unvouched(number, f"the kit is that of {named[-60:]}, and the number that of {site[-60:]}")

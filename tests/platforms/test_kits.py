@@ -138,6 +138,12 @@ def a_stolen_certificate(folder: Path, asked: Request) -> tuple[Request, str, di
     return asked, thief.vouch(asked), {3: "site-3"}
 
 
+def of_another_version(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str]]:
+    kit = load_kit(site(folder, "site-3"))
+    later = kit.certificate.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020105"), 1)
+    return asked, replace(kit, certificate=later).vouch(asked), {3: "site-3"}
+
+
 def not_listed(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str]]:
     return asked, load_kit(site(folder, "site-3")).vouch(asked), {4: "site-3"}
 
@@ -162,6 +168,7 @@ def no_certificate(folder: Path, asked: Request) -> tuple[Request, str, dict[int
         (expired, "the kit's certificate is valid from .* to"),
         (an_issuer, "the kit's certificate may issue others"),
         (of_two_names, "signature or certificate is wrong"),
+        (of_another_version, "signature or certificate is wrong"),
         (a_stolen_certificate, "no certificate of its key"),
         (no_certificate, "no certificate of its key"),
         (not_listed, "the list of sites has no such number"),
