@@ -56,7 +56,8 @@ ENFORCED: Final = frozenset(
         *("minimum_security_bits", "minimum_form", "maximum_standing_age"),
     )
 )
-"""Names of the policy's limits that this protocol enforces; the last one not in ``compared``."""
+"""Names of the policy's limits that this protocol enforces; the last one not in ``compared``, and only at clients."""
+BY_HOLDERS: Final = ENFORCED - {"maximum_standing_age"}
 _MAXIMUM_KEY_BYTES: Final = 1 << 11
 
 
@@ -408,9 +409,9 @@ class Agreement:
         security = self.parameters.security_bits
         yield "minimum_security_bits", security, "its masks have {offered} bits of security by our count, below {own}"
 
-    def require_accepted(self, policy: ClientPolicy, now: datetime) -> None:
+    def require_accepted(self, policy: ClientPolicy, now: datetime, keeps: frozenset[str] = ENFORCED) -> None:
         """Refuse an offer that has expired or is weaker than a client's policy, as ``ClientPolicy.admit`` does."""
-        policy.admit("the offered sum", ENFORCED, self.compared(now))
+        policy.admit("the offered sum", keeps, self.compared(now))
         ends = {keys.position: keys.until for keys in self.epoch.keys if keys is not None}
         over = [HolderId(position) for position, until in ends.items() if until <= now.timestamp()]
         for is_wrong, sentence in (

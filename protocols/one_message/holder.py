@@ -43,7 +43,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import NO_KEY, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, make_holder_keys
+from .configuration import BY_HOLDERS, NO_KEY, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, make_holder_keys
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
 from .parameters import CHECK_WORDS, FIELD, Parameters
 from .requests import (
@@ -262,7 +262,7 @@ class Holder(Confined):
         offer = Offer.decode(request)
         agreement = offer.agree()
         self._require_own(agreement)
-        agreement.require_accepted(self._policy, self._clock())
+        agreement.require_accepted(self._policy, self._clock(), BY_HOLDERS)
         if agreement.t0 not in self._work:
             self._make_room(agreement.configuration.task)
             self._require_memory(len(request))

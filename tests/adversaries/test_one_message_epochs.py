@@ -252,6 +252,14 @@ def test_offers_below_the_policy_are_refused_by_clients_and_by_holders() -> None
                 holder.respond(offer.encode())
 
 
+def test_a_holder_promises_no_limit_that_it_does_not_enforce() -> None:
+    world = InsecureSum(SumSetup())
+    holder, day = world.holder(0), world.policy.maximum_standing_age
+    holder._policy = replace(world.policy, maximum_standing_age=day - 1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(InvalidParameters, match="requires maximum_standing_age, which the offered sum cannot enforce"):
+        holder.respond(world.offer().encode())
+
+
 def test_an_epoch_signs_with_a_key_in_active_mode_and_never_otherwise() -> None:
     """A signature that nobody looks at would let two parties see different bytes of one message."""
     active = InsecureSum(SumSetup()).record

@@ -213,3 +213,10 @@ def test_policies_that_protect_nobody_are_refused(name: str) -> None:
 def test_policies_pin_two_servers() -> None:
     with pytest.raises(InvalidParameters, match="pins the clients' authority and the keys of both servers"):
         replace(POLICY, weakest=replace(POLICY.weakest, server_keys=None))
+
+
+def test_a_policy_whose_limit_server_1_does_not_enforce_admits_nothing() -> None:
+    day = POLICY.weakest.maximum_standing_age
+    stricter = replace(POLICY, weakest=replace(POLICY.weakest, maximum_standing_age=day - 1))
+    with pytest.raises(InvalidParameters, match=r"requires maximum_standing_age, which the round .* cannot enforce"):
+        stricter.admit(OFFERED, NOW)
