@@ -28,8 +28,6 @@ _CHECK_BITS: Final = 64
 """Minimum total bits of a segment's check words; a wrong secret passes with probability 2^-64."""
 _PLANES: Final = (16, 8, 4, 2, 1)
 _SIGN: Final = 1 << 63
-
-
 _BOUND = Field(
     lambda writer, bound: writer.integer(bound + _SIGN, 8), lambda reader, _: reader.integer(8) - _SIGN, "8, plus 2^63"
 )

@@ -61,8 +61,6 @@ _CHEAPEST: Final = 0xFF
 _DEVIATIONS: Final = 6
 """Deviations of both servers' summed noise above the largest count; 10^7 lanes exceed it once in 50 rounds."""
 _VARIANCES: Final = repeated(unsigned(12), MAXIMUM_SEGMENTS)
-
-
 ENFORCED: Final = frozenset(
     (
         *("suites", "modes", "sharings", "authority", "server_keys", "minimum_cohort", "maximum_length"),

@@ -68,8 +68,6 @@ _DRAWING, _SEATS = 28 * 28, 3
 """For a page: values of a drawing, and the default number of visitors of a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
 """No answer is longer than these bytes, times the packed update, and for each client."""
-
-
 _OF_PROCESS: Final = (
     *("allow_origin", "behind_proxy", "cert", "client_certs", "key", "listen", "log_level", "memory", "metrics_token"),
     *("page", "task", "tasks"),

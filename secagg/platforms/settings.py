@@ -50,8 +50,6 @@ _MOST_FRACTION_BITS: Final = 40
 _FULL_WEIGHTS: Final = range(2, (1 << 30) + 1)
 LEAST_CLIENTS: Final = 3
 """In a sum of two, each client learns the other's update."""
-
-
 OF_PAIRWISE: Final = ("protocol", (PAIRWISE,))
 OF_TWO_SERVERS: Final = ("protocol", (TWO_SERVERS,))
 OF_ONE_MESSAGE: Final = ("protocol", (ONE_MESSAGE,))

@@ -261,8 +261,6 @@ RULES: Final[Mapping[str, Limit | Accepted | Allowed | Pinned]] = MappingProxyTy
     {name: get_args(hint)[1] for name, hint in get_type_hints(ClientPolicy, include_extras=True).items()}
 )
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({each.name: each.default for each in fields(ClientPolicy)})
-
-
 _ADVICE: Final = {"authority": "if the authority has rotated its key, follow it (`secagg keys follow`)"}
 
 
@@ -273,7 +271,7 @@ def require_policy(policy: object) -> None:
         Misuse: it has another type.
     """
     if type(policy) is not ClientPolicy:
-        raise Misuse("a client's policy must be a ClientPolicy; got {type(policy).__name__}")
+        raise Misuse(f"a client's policy must be a ClientPolicy; got {type(policy).__name__}")
 
 
 def said(value: object) -> str:

@@ -183,5 +183,5 @@ def test_a_comparison_that_a_protocol_does_not_declare_is_an_error() -> None:
 def test_a_policy_must_be_a_client_policy() -> None:
     require_policy(ClientPolicy())
     for wrong in (None, {"minimum_cohort": 3}, ClientPolicy):
-        with pytest.raises(Misuse, match="ClientPolicy"):
+        with pytest.raises(Misuse, match=f"must be a ClientPolicy; got {type(wrong).__name__}$"):
             require_policy(wrong)
