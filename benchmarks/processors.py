@@ -1,7 +1,8 @@
 """Table of figures of several processors: results/processors.md, from results/processors/*.json.
 
 Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
-tree are under ``before``. Ratios of one run can be compared between processors, and times per element approximately.
+tree are under ``before``, which the table ignores. Ratios of one run can be compared between processors, and times per
+element approximately.
 The table has the figures with a target; the JSON files have all.
 """
 
@@ -18,26 +19,20 @@ COMPARED = ("ratio", "x", "times", "ns")
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """Return a Markdown table: a row for each figure, a column for each run, with before and after if it has both."""
+    """Return a Markdown table: a row for each figure, a column for each run."""
     rows = dict[str, dict[str, dict[str, Any]]]()
     for name, run in runs.items():
         for figure in run["figures"]:
             if figure["unit"] in COMPARED and _target(figure):
                 rows.setdefault(figure["name"], {})[name] = figure
-    lines = ["# Figures of several processors", "", "Made by `benchmarks/processors.py`. Before → after.", ""]
+    lines = ["# Figures of several processors", "", "Made by `benchmarks/processors.py`.", ""]
     for name, run in runs.items():
         lines.append(f"- {name}: {', '.join(f'{key} {value}' for key, value in run['machine'].items())}")
     lines += ["", f"| figure | target | {' | '.join(runs)} |", "|---" * (2 + len(runs)) + "|"]
-    before = {(name, figure["name"]): figure for name, run in runs.items() for figure in run.get("before", ())}
     for figure_name, measured in rows.items():
-        cells = [_cell(before.get((name, figure_name)), measured.get(name)) for name in runs]
+        cells = [f"{figure['value']:.2f}" if (figure := measured.get(name)) else "" for name in runs]
         lines.append(f"| {figure_name} | {_target(next(iter(measured.values())))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
-    values = [f"{figure['value']:.2f}" if figure else "" for figure in (before, after)]
-    return " → ".join(values) if before else values[1]
 
 
 def _target(figure: dict[str, Any]) -> str:
