@@ -256,8 +256,7 @@ def graph_parameters(
     """Return degree, threshold, committee size and quorum of a graph that tolerates dropouts in any round.
 
     Clients that leave before the graph is drawn make it smaller; clients that leave later leave holes in it. For about
-    five clients no graph tolerates both. It then tolerates the later dropouts, unless ``is_early`` asks for the earlier
-    ones too.
+    five clients no graph tolerates both; it then tolerates later dropouts, unless ``is_early`` asks for both.
 
     Raises:
         InvalidParameters: no graph tolerates these faults.

@@ -248,8 +248,7 @@ class Complaint(MessageIn[Seat]):
 
     A client without a mask cannot upload, so it leaves. Without a complaint it would seem to have dropped out, and the
     neighbour that caused this would seem honest. A complaint by itself convicts nobody and excludes only its sender.
-    The sender counts as dropped, so the server recovers its mask root, opens the disputed seed with it, and sees which
-    end lied.
+    The sender counts as dropped, so the server recovers its mask root and opens the disputed seed.
     """
 
     kind: ClassVar = MessageKind.COMPLAINT

@@ -5,8 +5,7 @@
 
 Each committee member signs only one pair of sets: the sharers, and the contributors among them. A certificate needs
 enough signatures that any two certificates share an honest signer, so all honest clients unmask the same sum. For each
-neighbour, a client reveals its share of the self-mask seed if the neighbour contributed, and otherwise its share of the
-mask root.
+neighbour, a client reveals its share of the self-mask seed if that one contributed, otherwise of the mask root.
 """
 
 from __future__ import annotations

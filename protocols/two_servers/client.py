@@ -48,7 +48,7 @@ class Client(OneStageClientSession):
         if policy.authority is None or policy.server_keys is None:
             raise InvalidParameters("a client pins both servers: set authority and server_keys in its policy")
         if certificate.public_key != member.signing_key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
+            raise InvalidParameters("the certificate does not match the signing key; configure the pair")
         Authority(policy.authority).verify(certificate, culprits=NOBODY)
         super().__init__(certificate.client, subject, update, suspended)
         self._member, self._noise = member, member.noise_for(subject)
@@ -65,7 +65,7 @@ class Client(OneStageClientSession):
         member, model = self._member, update.model_for(self._subject)
         layout = member.layout_for(self._subject, model)
         if configuration.layout != layout:
-            raise _below("the round is about another codec, model, capacity or terms than this client's")
+            raise _below("the round's codec, model, capacity or terms differ from this client's")
         self._admit(configuration, layout)
         keys = [
             sealing_key(configuration.suite, offer.sealing_key, culprits=signed_by(offer.stamp.server))
@@ -74,7 +74,7 @@ class Client(OneStageClientSession):
         member.signing_key.require_usable()
         require_standing(configuration.standing, member, configuration.authority)
         made = update.take(self._subject.layout, charge=partial(member.charge, update.spent(self._subject)))
-        # Nothing is refused after that.
+        # Nothing may refuse after that.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)
         try:
@@ -87,15 +87,15 @@ class Client(OneStageClientSession):
     def _require_subject(self, invited: Invitation) -> None:
         configuration, subject = invited.configuration, self._subject
         if invited.round_number != subject.round_number:
-            raise _below("the servers count for another round than this client's")
+            raise _below("the servers run a different round from this client's")
         if configuration.task != subject.task:
-            raise _below("the servers count for another task than this client's")
+            raise _below("the servers run a different task from this client's")
         if configuration.layout.segments != subject.layout.segments:
-            raise _below("the servers count another layout than this client's")
+            raise _below("the servers use a different layout from this client's")
         if configuration.noise != self._noise:
-            raise _below("the servers add other noise than this client requires; offer the noise that it requires")
+            raise _below("the servers' noise is not what this client requires; offer the required noise")
         if invited.shown.is_simulated and not self._member.accepts_simulated:
-            raise _below("the second server is simulated by the first, which protects nobody from it")
+            raise _below("the first server simulates the second, so it can read all updates")
 
     def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
         member, now = self._member, self._member.clock()
@@ -103,12 +103,12 @@ class Client(OneStageClientSession):
             raise Misuse("the time must be a datetime with a time zone")
         member.policy.admit("the offered round", ENFORCED, configuration.compared())
         if configuration.layout != layout:
-            raise _below("its layout or codebooks are not those that this client encodes with")
+            raise _below("its layout or codebooks differ from those that this client encodes with")
         if now.timestamp() >= configuration.expiry:
-            raise _below("the offered round has expired; begin another")
+            raise _below("the offered round has expired; start another")
         if configuration.maximum_cohort > self._subject.capacity:
             raise InvalidParameters(
-                f"a round may have {configuration.maximum_cohort} clients, and the codec's capacity is "
+                f"a round of up to {configuration.maximum_cohort} clients exceeds the codec's capacity of "
                 f"{self._subject.capacity}; use a wider ring, or a smaller maximum_cohort"
             )
 
@@ -139,7 +139,7 @@ class Client(OneStageClientSession):
         payload: Payload,
         keys: list[ClassicSealingKey | HybridPublicKey],
     ) -> tuple[Upload, Upload]:
-        """Seal each server its half, and sign both."""
+        """Seal each server's half, and sign both."""
         digest, bodies, seeds = header.digest(configuration), (bytearray(), bytearray()), list[Secret]()
         try:
             bodies = indices.bodies(header)

@@ -1,8 +1,8 @@
-"""Configuration of a task, shared by the clients and both servers: its digest (T0) is bound to everything.
+"""Configuration of a task, shared by the clients and both servers; everything is bound to its digest (T0).
 
 The noise that each server adds to its share of the sum suffices against the other server. Each adds variance V, so the
-released sum has 2 V; epsilon is that of V, because the other server can subtract its own noise, or never add any
-without anyone noticing.
+released sum has variance 2 V. Epsilon is computed from V, because the other server can subtract its own noise, or never
+add any, unnoticed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SERVERS: Final = 2
 MAXIMUM_COHORT: Final = (1 << 24) - 1
 _MAXIMUM_TASK_BYTES: Final = 256
 MAXIMUM_SEGMENTS: Final = 1 << 10
-"""Another party sends the configuration: more segments would cost its reader seconds before any policy check."""
+"""Limit for configurations from another party: more segments would take seconds to read before any policy check."""
 _MAXIMUM_LAYOUT_BYTES: Final = 1 << 14
 _LAST_SECOND: Final = 253402300799
 """Last second of the year 9999, the last that a datetime represents."""
@@ -67,7 +67,7 @@ ENFORCED: Final = frozenset(
         *("minimum_form", "maximum_standing_age"),
     )
 )
-"""Names of the policy's limits that this protocol enforces (the last one not in ``compared``); it trusts no server."""
+"""Names of the policy's limits that this protocol enforces; ``compared`` checks all but the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +86,18 @@ class ServerNoise:
         """Refuse noise that the layout's rings or fields cannot hold, or that is for other segments."""
         rings = len(layout.ring_positions)
         if len(self.variances) != len(layout.segments) or len(self.l2_bounds) != rings:
-            raise InvalidParameters(f"noise is for {len(layout.segments)} segments, and bounds for {rings} rings")
+            raise InvalidParameters(f"noise needs {len(layout.segments)} variances and {rings} bounds of rings")
         for variance in self.variances:
             require_variance(Fraction(variance), self.kind)
         for place, (variance, most) in enumerate(zip(self.variances, self.most(layout, clients), strict=True)):
             if variance > most:
                 raise CapacityExceeded(
-                    f"segment {place} has room for a variance of {most} of each server's noise with a sum of "
+                    f"segment {place} can hold a variance of at most {most} for each server's noise with a sum of "
                     f"{clients} clients; you asked for {variance}. Use less noise or a wider ring"
                 )
 
     def most(self, layout: Layout, clients: int) -> list[int]:
-        """Return the maximum variance of one server's noise that each segment holds if both servers add noise."""
+        """Return, per segment, the maximum variance of one server's noise if both servers add noise."""
         bounds = iter(self.l2_bounds)
         rings = (
             room_for_noise(segment, next(bounds), clients, is_rotated=self.is_rotated)
@@ -138,15 +138,15 @@ _DEPTH: Final = Field(
 def require_keys(authority: bytes, server_keys: tuple[bytes, bytes]) -> None:
     """Check the keys of an authority and of both servers."""
     if type(server_keys) is not tuple or len(server_keys) != SERVERS:
-        raise Misuse("server_keys are the public keys of server 0 and of server 1")
+        raise Misuse("server_keys must be the public keys of server 0 and server 1")
     for key in (authority, *server_keys):
         if type(key) is not bytes or len(key) != IDENTITY_KEY_BYTES:
-            raise InvalidParameters(f"authority and server_keys have {IDENTITY_KEY_BYTES} bytes each")
+            raise InvalidParameters(f"authority and server_keys must have {IDENTITY_KEY_BYTES} bytes each")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexingConfiguration(Message):
-    """Configuration of a task: everything on which the clients and both servers agree."""
+    """Configuration of a task: everything that the clients and both servers agree on."""
 
     kind: ClassVar = MessageKind.INDEXING_CONFIGURATION
     message_form: Annotated[int, MESSAGE_FORM] = FORMS[0]
@@ -167,7 +167,7 @@ class IndexingConfiguration(Message):
     expiry: Annotated[int, unsigned(8)]
     """When clients stop uploading, in seconds since 1970."""
     standing: Annotated[Standing, nested(Standing)] = NO_STANDING
-    """What the authority had revoked, and when; both servers judge certificates at that time."""
+    """The authority's revocations and their time; both servers judge certificates as of that time."""
     noise: Annotated[ServerNoise | None, optional(nested(ServerNoise))] = None
     context: AttemptContext = field(init=False, repr=False, compare=False)
     """The digest of this configuration (T0)."""
@@ -177,12 +177,12 @@ class IndexingConfiguration(Message):
         if kinds != (Suite, Layout, SharingMode, Standing):
             raise Misuse("suite, layout, mode and standing must be a Suite, Layout, SharingMode and Standing")
         if type(self.task) is not bytes or not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES:
-            raise InvalidParameters(f"task is 1 to {_MAXIMUM_TASK_BYTES} bytes that name the task")
+            raise InvalidParameters(f"task must be 1 to {_MAXIMUM_TASK_BYTES} bytes")
         self._check_keys()
         self._check_numbers()
         if self.noise is not None:
             if type(self.noise) is not ServerNoise:
-                raise Misuse("noise is a ServerNoise, or None")
+                raise Misuse("noise must be a ServerNoise, or None")
             self.noise.check(self.layout, self.maximum_cohort)
         self._check_segments()
         digest = hashlib.sha256(bind(Label.INDEXING_CONFIGURATION, self.encode())).digest()
@@ -205,14 +205,14 @@ class IndexingConfiguration(Message):
     def _check_segments(self) -> None:
         if len(self.layout.segments) > MAXIMUM_SEGMENTS:
             raise InvalidParameters(
-                f"a layout has {len(self.layout.segments)} segments; two servers accept at most {MAXIMUM_SEGMENTS}"
+                f"the layout has {len(self.layout.segments)} segments; two servers accept at most {MAXIMUM_SEGMENTS}"
             )
         self.layout.require_whole_steps()
         for number, segment in enumerate(self.layout.segments):
             if isinstance(segment, RingSegment):
                 continue
             if isinstance(segment, RowSegment):
-                raise InvalidParameters(f"segment {number} withholds rows, which two servers cannot; use an enclave")
+                raise InvalidParameters(f"segment {number} withholds rows, which two servers cannot do; use an enclave")
             if segment.codewords > MAXIMUM_CODEWORDS or segment.blocks > MAXIMUM_BLOCKS:
                 raise InvalidParameters(
                     f"segment {number} has {segment.codewords} codewords and {segment.blocks} blocks; at most "

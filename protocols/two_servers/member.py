@@ -1,4 +1,4 @@
-"""State that a client of two servers keeps across rounds."""
+"""A client's state across rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bound_layout(subject: Subject, model_digest: bytes | None) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MemberParts(Confined):
-    """Keys, policy and ledger of a client; ``TwoServersMember`` begins rounds with them."""
+    """A client's keys, policy and ledger; ``TwoServersMember`` joins rounds with them."""
 
     certificate: Certificate
     """The authority's certificate for the signing key."""
@@ -53,7 +53,7 @@ class MemberParts(Confined):
     """Whether to accept a second server that the first one simulates; only for rehearsals."""
     threads: int = 1
     standings: Standings = field(default_factory=SeenStandings)
-    """Memory of the newest standing of the authority: a ``Store``, or of this process only."""
+    """Remembers the newest standing of the authority, in a ``Store`` or in this process only."""
     noise: NoiseSettings = NO_NOISE
     """Noise that the servers must add; the client refuses a round with other noise."""
 

@@ -1,8 +1,8 @@
 """Rules of a round: which uploads are summed, and when the sum may be released; a state machine without cryptography.
 
-Each server has one per round. Uploads are received, checked once, and accepted or rejected. Then the server closes the
-round by signing one list, and never another. It releases its share only after the other server has signed the same
-list. A failed round stays failed; nothing of it is ever released.
+Each server has one instance per round. Uploads are received, checked once, and accepted or rejected. Then the server
+closes the round by signing one list, and never another. It releases its share only after the other server has signed
+the same list. A failed round stays failed, and nothing of it is ever released.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class RoundRules:
             return False
         if known is not None:
             raise PeerMisbehaved(
-                f"{entry.client} uploaded twice for one round; a second upload would be a second vote",
+                f"{entry.client} uploaded twice in one round; a second upload would be a second vote",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=answered_twice(entry.client, is_signed=True),
             )
         if len(self._entries) - self.number_of(Standing.REJECTED) >= self.maximum_cohort:
             raise PeerMisbehaved(
-                f"the round holds {self.maximum_cohort} uploads and accepts no more",
+                f"the round already has its maximum of {self.maximum_cohort} uploads",
                 reason=Reason.BUFFER_FULL,
                 culprits=NOBODY,
             )
@@ -133,7 +133,7 @@ class RoundRules:
 
     def require_asked(self, upload_id: bytes) -> None:
         if self._standing.get(upload_id) is not Standing.ASKED:
-            raise Misuse("only an upload that was asked about is taken, and only once")
+            raise Misuse("only an upload that was asked about can be accepted, and only once")
 
     def ask(self, upload_id: bytes) -> None:
         """Record that this server is about to send something about an upload."""
@@ -190,7 +190,7 @@ class RoundRules:
         self.require(RoundState.COLLECTING)
         now = self._standing.get(upload_id)
         if now is None or now not in earlier:
-            raise Misuse(f"an upload is {now.value if now else 'unknown'}, and cannot become {standing.value}")
+            raise Misuse(f"an upload is {now.value if now else 'unknown'} and cannot become {standing.value}")
         self._standing[upload_id] = standing
         self._numbers[now] -= 1
         self._numbers[standing] += 1

@@ -101,12 +101,12 @@ class HistogramShare(Confined):
 
     def _usable(self) -> LaneGrid:
         if self._given_up:
-            raise Misuse("the sum was wiped, or holds part of a share; begin a new one", reason=Reason.ALREADY_SPENT)
+            raise Misuse("the sum was wiped or contains part of a share; start a new one", reason=Reason.ALREADY_SPENT)
         return self._total
 
     def _require_ours(self, share: ServerShare) -> None:
         if (share.shape, share.blocks, share.server_index) != (self.shape, self.blocks, self.server_index):
-            raise Misuse("the share's shape, number of blocks or server is not that of the histogram")
+            raise Misuse("the share's shape, number of blocks or server differs from the histogram's")
 
 
 # --- Opened upload ----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class PointFunctionExchange(Confined):
             correction = CorrectionWords.decode(piece, shape, half.segment.blocks)
             if correction.digest != half.place.correction_digest:
                 raise PeerMisbehaved(
-                    "the correction words are not those that the client signed",
+                    "the correction words do not match the client's signature",
                     reason=Reason.COMMITMENT_MISMATCH,
                     culprits=UNDECIDED,
                 )
@@ -401,7 +401,7 @@ class HalfOpener(Confined):
         upload.verify(configuration)
         if header.round_number != self._round_number:
             raise PeerMisbehaved(
-                f"an upload is for round {header.round_number}, and this is round {self._round_number}",
+                f"an upload is for round {header.round_number}, but this is round {self._round_number}",
                 reason=Reason.WRONG_SESSION,
                 culprits=UNDECIDED,
             )

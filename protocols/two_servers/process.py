@@ -1,4 +1,4 @@
-"""Listener of a standing server 1, and server 0's connection to it; over TCP each proves its key to the other."""
+"""Listener of a standing server 1, and server 0's connection to it; over TCP both ends authenticate."""
 
 from __future__ import annotations
 

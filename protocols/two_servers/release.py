@@ -101,7 +101,7 @@ class ReleasedNoise:
         return tuple(found)
 
     def epsilon(self, delta: float, releases: int = 1) -> float:
-        """Return the epsilon against one server, from which its own noise hides nothing."""
+        """Return the epsilon against one server, whose own noise hides nothing from itself."""
         parts = [
             ReleasePart(l2_squared=squared, l1=None, variance=Fraction(variance))
             for squared, variance in zip(
@@ -115,7 +115,7 @@ def require_held(settings: NoiseSettings, layout: Layout, clients: int) -> Serve
     """Return the noise of the settings.
 
     Raises:
-        CapacityExceeded: rings and fields do not hold it; the error names the maximum multiplier.
+        CapacityExceeded: rings and fields cannot hold it; the error names the maximum multiplier.
     """
     noise = server_noise(settings, layout)
     if noise is None or settings.noise_multiplier is None:
@@ -129,7 +129,7 @@ def require_held(settings: NoiseSettings, layout: Layout, clients: int) -> Serve
         held = rounded_root(most, ROUND_DOWN)
         raise CapacityExceeded(
             f"rings and fields cannot hold sums of {clients} clients with the noise of both servers: "
-            + (f"take noise_multiplier = {held:f} at most, or wider rings" if held else "take wider rings, or none")
+            + (f"use noise_multiplier = {held:f} at most, or wider rings" if held else "use wider rings, or no noise")
         )
     return noise
 
@@ -138,7 +138,7 @@ def squared_sensitivities(settings: NoiseSettings, layout: Layout) -> list[int]:
     """Return the squared sensitivity of each segment to one client."""
     rings = sum(isinstance(segment, RingSegment) for segment in layout.segments)
     if len(settings.l2_bounds) != rings:
-        raise InvalidParameters(f"l2_bounds are {rings}, one for each ring segment; got {len(settings.l2_bounds)}")
+        raise InvalidParameters(f"l2_bounds must be {rings}, one per ring segment; got {len(settings.l2_bounds)}")
     bounds = iter(settings.l2_bounds)
     return [
         of_vector(next(bounds), settings.adjacency)
@@ -228,7 +228,7 @@ class Release(Confined):
         ours = self._own_list()
         if (theirs.entries_digest, theirs.contributors) != (ours.entries_digest, ours.contributors):
             raise PeerMisbehaved(
-                f"{self._peer_stamp.server} signed another list, with {theirs.contributors} uploads instead of "
+                f"{self._peer_stamp.server} signed a different list, with {theirs.contributors} uploads instead of "
                 f"{ours.contributors}; nothing of this round is released",
                 reason=Reason.SERVERS_DISAGREE,
                 culprits=culprits(Evidence.DIFFERENT_LISTS),
@@ -245,7 +245,7 @@ class Release(Confined):
         values = totals.sums()
         configuration = self._configuration
         if configuration.noise is not None:
-            # From the round's root, which no other server has.
+            # Derived from the round's root, which no other server has.
             with expand("noise seed", NOISE_SEED_BYTES, nonce_key, Label.INDEXING_NOISE, digest) as seed:
                 add_noise(configuration.noise, values, configuration.layout, configuration.group, seed)
         return OutputShare.of(configuration, self._stamp, nonce, values).encode()
@@ -263,7 +263,7 @@ class Release(Confined):
             theirs = OutputCommitment.decode(message, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
-                f"{self._peer_stamp.server} committed to another share before",
+                f"{self._peer_stamp.server} already committed to another share",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=between_servers(),
             )

@@ -1,6 +1,6 @@
 """The whole protocol on one page: an executable specification without a network.
 
-Read it top to bottom next to the README. Every message is bytes that a transport could carry.
+Read it top to bottom next to the README. Every message is bytes, as a transport would carry it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(
                 _LOG.warning("%s rejects the upload of %s: %s", server.server, client.client, str(error))
         if held % BATCH == 0:
             check(zero, one, one.waiting()[-BATCH:])
-    # One server may by now have received what it had not received before.
+    # One server may by now have received a half that it lacked before.
     check(zero, one, one.waiting())
     # Close: each server signs its list of accepted clients, and continues only if the other signed the same list.
     lists = zero.close(), one.close()

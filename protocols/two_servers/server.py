@@ -2,15 +2,15 @@
 
     receive    an upload of a client                              any number
     propose -> answer -> conclude -> settle                       for any batch of uploads, server 1 begins
-    close      sign the one list of this round
-    agree      take the other server's signature on the same list, and commit to this server's share of the sum
-    open       take the other server's commitment, and let the share go
-    combine    take the other server's share
+    close      sign the list of this round, only once
+    agree      accept the other server's signature on the same list, and commit to this server's share of the sum
+    open       accept the other server's commitment, and release the share
+    combine    accept the other server's share, and return the sum
 
 A repeated step gives the same bytes. The round's root, from which its sealing key, nonce and noise are derived, is only
-in memory: when the process ends the round ends, and nobody can get another sum of it.
+in memory: when the process ends, so does the round, and nobody can get another sum of it.
 
-``Server`` is the session of server 0, which clients reach; server 1 is reached over a connection.
+``Server`` is the session of server 0, which clients connect to; server 0 reaches server 1 over a connection.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class IndexingServer(Confined):
         if (type(configuration), type(server)) != (IndexingConfiguration, ServerId):
             raise Misuse("a server needs an IndexingConfiguration and a ServerId")
         if signing_key.public_key != configuration.server_keys[server.index]:
-            raise InvalidParameters(f"the signing key is not the one that the configuration names for {server}")
+            raise InvalidParameters(f"the signing key differs from the configuration's key for {server}")
         self.configuration = configuration
         self.server, self.peer = server, ServerId(1 - server.index)
         self.round_number = round_number
@@ -158,7 +158,7 @@ class IndexingServer(Confined):
 
     def _require_collecting(self) -> None:
         if self._rules.state is not RoundState.COLLECTING:
-            raise UnexpectedMessage(expected="no upload, because the round is closed", received="an upload")
+            raise UnexpectedMessage(expected="no upload; the round is closed", received="an upload")
 
     def waiting(self) -> tuple[bytes, ...]:
         """Return the uploads that are neither accepted nor rejected, in order of arrival."""
@@ -330,9 +330,7 @@ class IndexingServer(Confined):
         Security: a fork also holds the root, and could sign another list.
         """
         if os.getpid() != self._process:
-            raise Misuse(
-                "this server was forked into another process; take its steps in the one that started the round"
-            )
+            raise Misuse("this server was forked into another process; use it in the process that started the round")
         with self._lock:
             yield
 
@@ -345,7 +343,7 @@ class IndexingServer(Confined):
         pending, question = self._pending[upload_id], hashlib.sha256(heard).digest()
         if pending.asked not in (None, question):
             raise PeerMisbehaved(
-                "an upload is checked once, and this is a different question",
+                "an upload is checked only once, and this request differs",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=between_servers(),
             )
@@ -394,7 +392,7 @@ class IndexingServer(Confined):
         if self._rules.state not in states:
             due = " or ".join(state.value for state in states)
             raise UnexpectedMessage(
-                expected=f"it in a round that is {due}, and this one is {self._rules.state.value}",
+                expected=f"a round that is {due}; this one is {self._rules.state.value}",
                 received=received,
                 culprits=between_servers(),
             )
@@ -441,7 +439,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         Args:
             ask: sends a message to server 1 and returns its answer, or raises its refusal.
         Raises:
-            InvalidParameters, PeerMisbehaved: server 1 does not take part; the error says what to change.
+            InvalidParameters, PeerMisbehaved: server 1 refuses to take part; the error says what to change.
             AuthenticationFailed: the answering party is not the configuration's server 1.
         """
         self._subject, self._zero, self._ask, self._settings = subject, zero, ask, settings
@@ -483,7 +481,7 @@ class Server(StagedServerSession[tuple[Upload, bytes]]):
         try:
             if Done.decode(self._tell(second)).upload != upload_id:
                 raise PeerMisbehaved(
-                    "the two halves are of different uploads, or server 1 claims so",
+                    "the two halves belong to different uploads, or server 1 claims so",
                     reason=Reason.WRONG_SESSION,
                     culprits=UNDECIDED,
                 )

@@ -1,7 +1,7 @@
 """Keys of one server's operator: the private keys, the public keys for the other operator, and the shared pair key.
 
 Each operator draws a key that no one else ever holds. A party that knows the pair key can predict the points at which
-uploads are checked; the pair key opens no upload and signs nothing.
+uploads are checked, but it cannot open uploads or sign anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Key files of two servers, and the file that names the pair which a client or an operator trusts not to collude.
+"""Key files of two servers, and the file that names the pair that clients and operators trust not to collude.
 
 Each operator writes a key file (``secagg server keys --role``), gives the public file to the other operator, and writes
-``servers.json`` from both public files. The two copies are equal, and both operators compare their fingerprint. Whoever
-writes both private files controls both servers: ``make_trial_pair`` is for a trial.
+``servers.json`` from both public files. The two copies are equal, and the operators compare their fingerprint. A party
+that writes both private files controls both servers, so use ``make_trial_pair`` only for a trial.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def make_trial_pair(folder: Path, coins: Coins) -> bool:
         if len(there) < _TRIAL_FILES:
             raise InvalidParameters(f"{folder / there[0]} exists but the other files do not; remove it, or add them")
         return False
-    # Check this before any key is written, which would otherwise be left without the others.
+    # Check this before any key is written; otherwise that key would be left without the others.
     load_roster(folder / ROSTER_FILE)
     write_server_pair(folder, folder / ROSTER_FILE, [make_server_keys(folder, index, coins) for index in (0, 1)])
     return True
@@ -125,7 +125,7 @@ def load_operator_keys(path: Path) -> OperatorKeys:
     try:
         return OperatorKeys.verified(bytes.fromhex(path.read_text(encoding="ascii")))
     except (OSError, ValueError, PeerError) as error:
-        raise InvalidParameters(f"{path} is not a public key file of a server ({error}); {_ADVICE}") from None
+        raise InvalidParameters(f"{path} is not a server's public key file ({error}); {_ADVICE}") from None
 
 
 def _checked(pair: ServerPair, name: str) -> ServerPair:
@@ -141,11 +141,11 @@ def load_server_keys(path: Path, index: int) -> ServerKeys:
     try:
         keys = ServerKeys.decode(read_private(path))
     except (OSError, PeerError) as error:
-        raise InvalidParameters(f"{path} is not a key file of a server ({error}); {_ADVICE}") from None
+        raise InvalidParameters(f"{path} is not a server's key file ({error}); {_ADVICE}") from None
     if keys.server.index != index:
         keys.wipe()
-        raise InvalidParameters(f"{path} holds the keys of {keys.server}; expected those of server/{index}")
+        raise InvalidParameters(f"{path} contains the keys of {keys.server}; expected those of server/{index}")
     return keys
 
 
-_ADVICE: Final = "make some with `secagg server keys`"
+_ADVICE: Final = "create them with `secagg server keys`"

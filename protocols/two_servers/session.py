@@ -36,11 +36,11 @@ class TwoServersOptions(NoiseSettings, ProtocolOptions):
     """Plan of a round; ``IndexingConfiguration`` explains each value."""
 
     protocol: ClassVar = "two-servers"
-    is_checked: Annotated[bool, option("whether clients that vote more than once are rejected")] = True
-    depth: Annotated[int | None, option("depth of the trees of shares; by default the cheapest")] = None
+    is_checked: Annotated[bool, option("whether to reject clients that vote more than once")] = True
+    depth: Annotated[int | None, option("depth of the share trees (default: the cheapest)")] = None
     maximum_cohort: Annotated[int | None, option("clients of one round")] = None
     """Default: all invited clients, or the codec's capacity if anyone may take part."""
-    maximum_rejections: Annotated[int | None, option("clients that are rejected before a round ends")] = None
+    maximum_rejections: Annotated[int | None, option("maximum number of rejected clients; more abort the round")] = None
     """Default: a tenth of ``maximum_cohort``, at least one, so that one cheating client does not end the round."""
     lifetime: Annotated[timedelta, option("lifetime of a round")] = timedelta(hours=12)
 
@@ -60,12 +60,12 @@ class TwoServersHelpers:
     authority: bytes
     """Public key of the authority that certifies clients."""
     standing: Standing = NO_STANDING
-    """What it had revoked at the head of its roster."""
+    """The authority's revocations, from the head of its roster."""
     ask: Ask
     coins: Coins
     clock: Clock
     is_simulated: bool = False
-    """Whether server 1 runs in this process, which protects nobody from this process; the offer says so."""
+    """Whether server 1 runs in this process, which can then read all updates; the offer says so."""
     threads: int = 1
 
 
@@ -76,7 +76,7 @@ def open_session(
 
     Raises:
         InvalidParameters, CapacityExceeded, PeerMisbehaved: the settings do not fit, or server 1 refuses the round.
-        ConnectionError: server 1 cannot be reached, or another server answers.
+        ConnectionError: server 1 cannot be reached, or a different server answers.
     """
     configuration = configure(subject, settings, invited, helpers)
     with helpers.keys.pair_key(helpers.server_one) as pair_key:
@@ -122,8 +122,8 @@ def configure(
     )
     has_indices = any(isinstance(segment, IndexSegment) for segment in subject.layout.segments)
     if configuration.noise is not None and has_indices and not subject.tables:
-        raise InvalidParameters("counts with noise are released as sums of codewords: pass the codec's tables")
-    # Every client would refuse more, so invite nobody to that.
+        raise InvalidParameters("noised counts are released as sums of codewords; pass the codec's tables")
+    # Every client would refuse larger cohorts, so do not invite any.
     require_capacity(configuration.maximum_cohort, subject.capacity)
     return configuration
 

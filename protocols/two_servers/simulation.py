@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _MORE = 2
-"""Large enough that no codeword can cancel it: one more could turn a vote for the derived lane into a valid one."""
+"""Large enough that no codeword can cancel it: with one more, a vote for the derived lane could become valid."""
 
 
 class InsecureCheatingClient(Client):
@@ -79,7 +79,7 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
                 TreeShare(1, one.binding, one.seed, changed),
             )
         case _:
-            raise TypeError("these are not two halves of point functions")
+            raise TypeError("the shares are not two halves of point functions")
 
 
 def _raise(group: LaneGroup, lanes: Lanes) -> None:
@@ -100,7 +100,7 @@ def describe(session: Server) -> tuple[str, ...]:
         shared = ", ".join(f"in trees of depth {depth}" if depth else "without trees" for depth in depths)
         lines.append(f"indices are shared {shared}")
     if (noise := session.noise) is not None:
-        lines.append(f"each server adds noise that suffices against the other server: {said_epsilon(noise)}")
+        lines.append(f"each server adds enough noise against the other server: {said_epsilon(noise)}")
     return (
         *lines,
         f"a sum needs {configuration.minimum_cohort} clients and a list signed by both servers",
@@ -202,7 +202,7 @@ _FRAME_BYTES: Final = 7 + 2 * 4
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Count the explicit shares of all blocks, and the cheapest trees where these are shorter."""
+    """Estimate the costs of explicit shares of all blocks, and of the cheapest trees if these are shorter."""
     if not any(isinstance(segment, IndexSegment) for segment in layout.segments):
         yield _costs(_configured(layout, clients, suite, SharingMode.CHECKED_POINT_FUNCTIONS, None), clients)
         return
@@ -238,7 +238,7 @@ def _depths(configuration: IndexingConfiguration) -> set[int]:
 
 
 def _costs(configuration: IndexingConfiguration, clients: int) -> Costs:
-    """Add up the plain parts, which one server expands and the other receives, envelopes, proofs and signatures."""
+    """Add up the plain parts (one server expands them, the other receives them), envelopes, proofs and signatures."""
     shapes = [(configuration.shape(segment), segment.blocks) for _, segment in configuration.index_segments]
     payload = sum(
         CorrectionWords.encoded_bytes(shape, blocks) if shape.depth else ExplicitShare.encoded_bytes(shape, blocks)

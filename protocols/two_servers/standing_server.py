@@ -1,7 +1,7 @@
 """Server 1 for many consecutive rounds: answers server 0, which starts rounds, relays uploads and requests checks.
 
-Server 0 is another party and offers a configuration for each round. Server 1 refuses one that breaks its operator's
-policy before it draws a key, and never starts a round twice. It stores only the number of a round.
+Server 0 is another party and offers a configuration for each round. Server 1 refuses an offer that violates its
+operator's policy before it draws a key, and never starts a round twice. It stores only the number of a round.
 
     BEGIN_ROUND         a configuration and a number, within the operator's policy     -> this server's offer
     INDEXING_UPLOAD     this server's half of an upload, relayed                        -> its id
@@ -9,7 +9,7 @@ policy before it draws a key, and never starts a round twice. It stores only the
     INDEXING_ANSWER     server 0's answer about them                                    -> a conclusion
     ACCEPTED_LIST       server 0's signed list                                          -> this server's
     OUTPUT_COMMITMENT   server 0's commitment                                           -> this server's
-    OUTPUT_SHARE        server 0's share, with which this server has the sum            -> this server's
+    OUTPUT_SHARE        server 0's share, from which this server computes the sum        -> this server's
 
 On a new connection server 0 repeats the step whose answer it missed, and gets the same bytes, including the released
 share, until the next round begins. When the process ends, so does its round.
@@ -82,8 +82,8 @@ class OperatorPolicy:
         for is_wrong, sentence in self._objections(configuration, now):
             if is_wrong:
                 raise InvalidParameters(
-                    f"server 1 takes no part in this round: {sentence}; offer another configuration, or ask its "
-                    "operator for another policy",
+                    f"server 1 refuses this round: {sentence}; offer another configuration, or ask its operator to "
+                    f"change the policy",
                     reason=Reason.BELOW_FLOOR,
                 )
 
@@ -93,10 +93,10 @@ class OperatorPolicy:
         most = offered.maximum_cohort
         yield most > self.maximum_cohort, f"a cohort of {most} is above {self.maximum_cohort}"
         lanes = lanes_of(offered)
-        yield lanes > self.maximum_lanes, f"{lanes} counters and ring elements are more than {self.maximum_lanes}"
+        yield lanes > self.maximum_lanes, f"{lanes} counters and ring elements exceed the limit of {self.maximum_lanes}"
         yield now.timestamp() >= offered.expiry, "it has expired"
         is_far = offered.expiry > (now + self.maximum_lifetime).timestamp()
-        yield is_far, f"it expires later than {self.maximum_lifetime} from now"
+        yield is_far, f"it expires more than {self.maximum_lifetime} from now"
 
 
 def lanes_of(configuration: IndexingConfiguration) -> int:
@@ -108,10 +108,10 @@ def lanes_of(configuration: IndexingConfiguration) -> int:
 
 
 class StandingRounds(Confined):
-    """Highest round that a standing server started of each task, in memory or in the store of a folder.
+    """Highest round that a standing server has started for each task, in memory or in a folder's store.
 
-    Security: a restored store is refused. A removed store lets server 0 start a round again, but reveals nothing: the
-        round then has another root, nothing sealed before opens, and clients upload once per round.
+    Security: a restored store is refused. If the store is removed, server 0 can start a round again, but this reveals
+        nothing: the round then has another root, nothing sealed before opens, and clients upload once per round.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -121,7 +121,7 @@ class StandingRounds(Confined):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._store = Store(folder)
         except OSError as error:
-            raise InvalidParameters(f"the journal in {folder} cannot be opened: {error}") from None
+            raise InvalidParameters(f"cannot open the journal in {folder}: {error}") from None
 
     @property
     def tasks(self) -> int:
@@ -129,15 +129,15 @@ class StandingRounds(Confined):
 
     @property
     def count(self) -> int:
-        """Number of rounds that were begun."""
+        """Number of rounds that were started."""
         return self._number("SELECT ifnull(sum(rounds), 0) FROM begun")
 
     def begin(self, task: bytes, round_number: int) -> None:
-        """Record that a round starts, under any configuration; once this returns, a crash does not lose the record.
+        """Record that a round starts, under any configuration; once this returns, a crash cannot lose the record.
 
         Raises:
-            InvalidParameters: the round or a later one was started before, its number is too far ahead, or it cannot be
-                stored; nothing has changed.
+            InvalidParameters: the round or a later one was already started, its number is too far ahead, or it cannot
+                be stored; nothing has changed.
         """
         try:
             with self._store.transaction() as rows:
@@ -150,14 +150,14 @@ class StandingRounds(Confined):
                 )
         except OSError as error:
             raise InvalidParameters(
-                f"server 1 cannot record the start of round {round_number} ({error}); its operator frees space, and "
-                "then you can offer it again"
+                f"server 1 cannot record the start of round {round_number} ({error}); ask its operator to free space, "
+                "then offer the round again"
             ) from error
 
     def _require_next(self, task: bytes, last: int, round_number: int) -> None:
         if round_number <= last:
             raise InvalidParameters(
-                f"round {last} of {task!r} was begun before, and each round is begun once; if server 1 "
+                f"round {last} of {task!r} was already started, and a round can start only once; if server 1 "
                 "has restarted since, that round is over, and the updates uploaded for it are spent: "
                 f"offer a round above {last}",
                 reason=Reason.ALREADY_ANSWERED,
@@ -165,12 +165,12 @@ class StandingRounds(Confined):
         if round_number > max(last, 0) + MAXIMUM_STEP:
             raise InvalidParameters(
                 f"round {round_number} is more than {MAXIMUM_STEP} above the last one, {max(last, 0)}; "
-                "count rounds one by one"
+                "number rounds consecutively"
             )
         if last < 0 and self.tasks >= MAXIMUM_TASKS:
             raise InvalidParameters(
-                f"{MAXIMUM_TASKS} tasks were begun with this journal; its operator starts server 1 with new keys and "
-                "a new journal"
+                f"this journal already has {MAXIMUM_TASKS} tasks; its operator must start server 1 with new keys and a "
+                "new journal"
             )
 
     def _number(self, statement: str, *arguments: bytes) -> int:
@@ -230,7 +230,7 @@ class StandingServer(Confined):
         return self._keys, self._peer
 
     def answer(self, request: bytes) -> bytes:
-        """Process a request of server 0, and return the answer; no request raises."""
+        """Process a request of server 0, and return the answer; never raises."""
         try:
             try:
                 with blaming(*between_servers()):
@@ -245,7 +245,7 @@ class StandingServer(Confined):
             return encode_refusal(InternalError(f"server 1 met a {type(error).__name__} and has ended its round"))
 
     def end_round(self) -> None:
-        """End the running round, if any, and repeat nothing of it."""
+        """End the running round, if any, and forget its answers."""
         if self._server is not None:
             self._server.wipe()
         self._server = self._released = None
@@ -259,8 +259,8 @@ class StandingServer(Confined):
             return self._released[1]
         if self._server is None:
             raise Misuse(
-                "no round runs at server 1: the last one ended, or server 1 restarted, which ends a round and "
-                "spends the updates that were uploaded for it; begin the next one"
+                "no round is running at server 1: the last one ended, or server 1 restarted, which ends a round and "
+                "spends the updates that were uploaded for it; start the next round"
             )
         return self._step(self._server, kind, request)
 

@@ -1,7 +1,7 @@
 """Upload of a client: one signed header that both servers hold, and one envelope that only its server can open.
 
 Only the header is in the clear. Every ciphertext, key and proof of the upload is bound to its digest, and the client
-signs it together with both envelopes' keys: servers that hold the same upload id hold the two halves of one upload.
+signs it together with both envelopes' keys. Servers with the same upload id therefore hold halves of one upload.
 
 HPKE seals a seed for each server, and AES-256-GCM seals its half under a key derived from the seed. Server 0's masks of
 ring segments are expanded from the seed too, and server 1 receives the difference, so a half of any size costs one
@@ -112,10 +112,10 @@ class UploadHeader:
 
 
 def _read_own(reader: Reader, at: At) -> ServerId:
-    """Read a half's server, which determines its length; stop at a half for another server."""
+    """Read a half's server, which determines the half's length; stop at a half for the other server."""
     server: ServerId = SERVER.read(reader, at)
     if server != at.place.server:
-        raise MalformedMessage(f"this is not the half for {at.place.server}", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage(f"the half is not for {at.place.server}", reason=Reason.NOT_CANONICAL)
     return server
 
 

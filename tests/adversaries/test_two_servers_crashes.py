@@ -153,7 +153,7 @@ def test_no_copy_of_its_files_lets_server_1_count_a_round_again(attacker: Attack
         with pytest.raises(InvalidParameters, match="the updates uploaded for it are spent") as refused:
             attacker.begin()
         assert refused.value.reason is Reason.ALREADY_ANSWERED
-        with pytest.raises(Misuse, match="no round runs at server 1"):
+        with pytest.raises(Misuse, match="no round is running at server 1"):
             attacker.count(1, 2, 3, 4)
         return
     offer = attacker.begin()
@@ -197,7 +197,7 @@ def test_no_offer_leaves_before_the_round_is_written_down(attacker: Attacker, mo
             attacker.begin()
     assert message_kind(attacker.begin()) is MessageKind.INDEXING_OFFER
     attacker.start()
-    with pytest.raises(InvalidParameters, match="was begun before"):
+    with pytest.raises(InvalidParameters, match="was already started"):
         attacker.begin()
 
 
@@ -251,7 +251,7 @@ def test_a_session_whose_server_1_was_started_again_is_over_and_so_is_its_round(
     with pytest.raises(Misuse):
         session.release()
     for number, least in ((7, 2), (7, 3), (6, 2), (0, 2)):
-        with pytest.raises(InvalidParameters, match="was begun before"):
+        with pytest.raises(InvalidParameters, match="was already started"):
             platform.opened(number, minimum_cohort=least)
     later = platform.opened(8)
     for number, upload in uploads.items():
@@ -269,7 +269,7 @@ def test_a_round_that_a_process_began_is_offered_in_the_same_bytes_by_that_proce
     offers = {platform.attacker.ask(message) for _ in range(3)}
     assert len(offers) == 1
     weaker = Beginning(replace(platform.attacker.rig.configuration, maximum_rejections=0), 7).encode()
-    with pytest.raises(InvalidParameters, match="was begun before"):
+    with pytest.raises(InvalidParameters, match="was already started"):
         platform.attacker.ask(weaker)
     assert platform.attacker.ask(message) in offers
     platform.attacker.start()

@@ -135,7 +135,7 @@ def test_epsilon_is_that_of_one_server() -> None:
     # One Gaussian of multiplier 1 costs 5.2 at 1e-6; with the variance of both servers it would be 3.6.
     assert one == pytest.approx(5.22, abs=0.05)
     assert twice > one
-    assert any("suffices against the other server: epsilon 5.2" in line for line in entry.describe(session))
+    assert any("against the other server: epsilon 5.2" in line for line in entry.describe(session))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_epsilon_is_that_of_one_server() -> None:
     [{"noise_multiplier": None}, {"noise_multiplier": Fraction(1, 2)}, {"l2_bounds": (999,)}, {"is_rotated": True}],
 )
 def test_a_round_with_other_noise_than_a_client_insists_on_is_refused(offered: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="other noise than this client requires"):
+    with pytest.raises(InvalidParameters, match="not what this client requires"):
         ran(replace(SETTINGS, **offered), SETTINGS)
 
 
@@ -219,8 +219,8 @@ def test_the_noise_is_from_a_root_of_the_servers_own(monkeypatch: pytest.MonkeyP
     [
         ({"noise_multiplier": Fraction(0)}, "noise_multiplier must be positive"),
         ({"noise_multiplier": Fraction(-1)}, "noise_multiplier must be positive"),
-        ({"l2_bounds": ()}, "one for each ring segment"),
-        ({"l2_bounds": (1000, 1000)}, "one for each ring segment"),
+        ({"l2_bounds": ()}, "one per ring segment"),
+        ({"l2_bounds": (1000, 1000)}, "one per ring segment"),
     ],
 )
 def test_noise_of_other_settings_is_not_made(changes: dict[str, Any], message: str) -> None:
@@ -295,7 +295,7 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
         require_held(chosen, layout, 5)
         return configured(layout=layout, noise=server_noise(chosen, layout))
 
-    with pytest.raises(CapacityExceeded, match="take noise_multiplier = ") as refused:
+    with pytest.raises(CapacityExceeded, match="use noise_multiplier = ") as refused:
         tried(Fraction(10) ** 30)
     named = Fraction(str(refused.value).split("noise_multiplier = ")[1].split()[0])
     tried(named)
@@ -309,7 +309,7 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
 
 
 def test_a_ring_that_no_noise_fits_says_so() -> None:
-    with pytest.raises(CapacityExceeded, match="take wider rings, or none"):
+    with pytest.raises(CapacityExceeded, match="use wider rings, or no noise"):
         require_held(replace(SETTINGS, l2_bounds=(10**7,)), LAYOUT, 5)
 
 
@@ -340,7 +340,7 @@ def test_a_ring_behind_a_rotation_is_narrower_and_its_sums_leave_it_as_seldom_as
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": Layout((RingSegment(24, VALUES),))}, "noise is for 1 segments"),
+        ({"layout": Layout((RingSegment(24, VALUES),))}, "noise needs 1 variances"),
         ({"noise": ServerNoise(kind=NoiseKind.SKELLAM, variances=(1, 0), l2_bounds=(1000,))}, "the variance of"),
     ],
 )

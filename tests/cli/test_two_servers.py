@@ -89,7 +89,7 @@ def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     encoded[7] = 1
     altered.write_text(encoded.hex())
     assert keys("--role", "0", "--out", tmp_path, "--peer", altered) == 2
-    assert "is not a public key file of a server (authentication failed)" in capsys.readouterr().err
+    assert "is not a server's public key file (authentication failed)" in capsys.readouterr().err
     assert not (tmp_path / "servers.json").exists()
 
 
@@ -133,7 +133,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"keys": "server-0.keys"}, "holds the keys of server/0; expected those of server/1"),
+        ({"keys": "server-0.keys"}, "contains the keys of server/0; expected those of server/1"),
         ({"servers": "roster.txt"}, "does not name two servers"),
         ({"suites": "classic,rsa"}, "--suites must be among classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "at least one thread evaluates"),

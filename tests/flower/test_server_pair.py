@@ -59,7 +59,7 @@ def test_private_keys_are_for_their_owner_alone(folder: Path) -> None:
 
 
 def test_the_keys_of_the_other_server_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidParameters, match="holds the keys of server/1; expected those of server/0"):
+    with pytest.raises(InvalidParameters, match="contains the keys of server/1; expected those of server/0"):
         load_server_keys(folder / "server-1.keys", 0)
 
 
@@ -91,7 +91,7 @@ def test_a_file_that_names_no_two_servers_is_refused(folder: Path, change: dict[
 def test_files_that_are_missing_or_something_else_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidParameters, match="does not name two servers"):
         load_server_pair(folder / "absent.json")
-    with pytest.raises(InvalidParameters, match="is not a key file of a server"):
+    with pytest.raises(InvalidParameters, match="is not a server's key file"):
         load_server_keys(folder / "client-0.key", 0)
-    with pytest.raises(InvalidParameters, match="is not a key file of a server"):
+    with pytest.raises(InvalidParameters, match="is not a server's key file"):
         load_server_keys(folder / "absent.keys", 0)

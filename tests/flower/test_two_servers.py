@@ -12,17 +12,17 @@ pytestmark = pytest.mark.flower
 
 LEFT = "secagg: this client left the round; code: "
 REFUSED = {
-    "two_by_default": "the second server is simulated by the first one, which protects nobody from it",
+    "two_by_default": "the first server simulates the second and can read all updates",
     "two_low_cohort": "a cohort of 2 is below 3",
 }
 TO_SERVER_ONE = {
     "two_offered_low_cohort": "a cohort of 2 is below 3",
-    "two_own_key": "server 0's key is not the one that its operator knows",
+    "two_own_key": "server 0's key differs from the one its operator knows",
 }
 TOLD_OTHERWISE = {
-    "two_other_terms": "the round is about another codec, model, capacity or terms than this client's",
-    "two_other_task": " again', and this run is ",
-    "two_other_round": "the servers count for another round than this client's",
+    "two_other_terms": "the round's codec, model, capacity or terms differ from this client's",
+    "two_other_task": " again', but this run is ",
+    "two_other_round": "the servers run a different round from this client's",
 }
 SCENARIOS = [
     *("two", "two_twin", "two_dropped", "two_hybrid"),
@@ -72,13 +72,13 @@ def test_a_second_server_that_was_killed_between_rounds_goes_on(outcomes: dict[s
 
 def test_a_second_server_that_was_killed_knows_which_rounds_it_began(outcomes: dict[str, Any]) -> None:
     assert outcomes["two_restarted"]["again"].startswith("InvalidParameters")
-    assert "was begun before" in outcomes["two_restarted"]["again"]
+    assert "was already started" in outcomes["two_restarted"]["again"]
 
 
 @pytest.mark.parametrize("name", ["two_lost", "two_absent"])
 def test_a_second_server_that_is_gone_is_named(outcomes: dict[str, Any], name: str) -> None:
     assert outcomes[name]["error"].startswith("HelperLost: secagg-second-server is ")
-    assert "nothing of it was learned" in outcomes[name]["log"]
+    assert "the server learned nothing" in outcomes[name]["log"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -97,7 +97,7 @@ def test_what_is_refused_is_neither_trained_for_nor_spent(outcomes: dict[str, An
 
 @pytest.mark.parametrize("name", TO_SERVER_ONE)
 def test_server_1_takes_no_part_in_what_its_operator_would_not_configure(outcomes: dict[str, Any], name: str) -> None:
-    assert outcomes[name]["error"].startswith("InvalidParameters: server 1 takes no part in this round")
+    assert outcomes[name]["error"].startswith("InvalidParameters: server 1 refuses this round")
     assert TO_SERVER_ONE[name] in outcomes[name]["log"]
     assert counts(outcomes[name]) == []
 

@@ -112,7 +112,7 @@ def generate_shares(  # noqa: PLR0913 -- all but four have defaults
         share, over a channel that the other server cannot read, and wipes the seeds.
     """
     if type(shape) is not PointFunctionShape:
-        raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+        raise Misuse(f"a shape must be a PointFunctionShape; got {type(shape).__name__}")
     require_integer("threads", threads, 1)
     place = _Place.of(shape, alpha)
     binding = KeyBinding(context=context, client=client, nonce=bytes(draw_exactly(NONCE_BYTES, coins)))
@@ -146,7 +146,7 @@ class _Place:
             raise Misuse("alpha must be a one-dimensional array of integers, one per block")
         require_blocks(int(places.size))
         if int(places.min()) < 0 or int(places.max()) >= shape.codewords:
-            raise CapacityExceeded(f"alpha is not in 0..{shape.codewords - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
+            raise CapacityExceeded(f"alpha must be in 0..{shape.codewords - 1}", reason=Reason.INPUT_OUT_OF_RANGE)
         return cls(shape, places.astype(_POSITION))
 
     @property

@@ -151,7 +151,7 @@ class LaneField:
     def require_lanes(self, lanes: Any) -> Lanes:  # noqa: ANN401 -- checked here
         """Return an array of any shape; refuses values that are not lanes."""
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
-            raise Misuse(f"lanes modulo {self.modulus} are an array of {self.word}; got another {type(lanes).__name__}")
+            raise Misuse(f"lanes modulo {self.modulus} must be {self.word}; got another {type(lanes).__name__}")
         if lanes.size and int(lanes.max()) >= self.modulus:
             raise CapacityExceeded(f"a lane is not below {self.modulus}", reason=Reason.INPUT_OUT_OF_RANGE)
         checked: Lanes = lanes

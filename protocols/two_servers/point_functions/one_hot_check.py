@@ -294,9 +294,9 @@ class RoundChallenges(Confined):
         known = self._answered.setdefault(place, upload)
         if known is not upload:
             if known == upload:
-                raise Misuse("an upload is queried once; use its verifier", reason=Reason.ALREADY_SPENT)
+                raise Misuse("an upload is queried only once; use its verifier", reason=Reason.ALREADY_SPENT)
             raise PeerMisbehaved(
-                f"{context.client} uploaded twice for one round and segment",
+                f"{context.client} uploaded twice in one round and segment",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=answered_twice(context.client, is_signed=True),
             )
@@ -387,7 +387,7 @@ class OneHotVerifier(Confined):
         if self._peer_commitment is None:
             raise Misuse("a verifier needs the other server's commitment before it decides")
         if self._decided is not None and self._decided[0] != opening:
-            raise Misuse("a verifier decides once", reason=Reason.ALREADY_SPENT)
+            raise Misuse("a verifier decides only once", reason=Reason.ALREADY_SPENT)
         if self._decided is None:
             self._decided = (opening, self._fault_in(opening, self._peer_commitment))
         if (fault := self._decided[1]) is not None:

@@ -1,8 +1,8 @@
 """Statement that a client proves to the two servers, the values that it binds, and the challenges derived from it.
 
-The servers' shares of an upload add up, in every block, to a vector that is 1 at one place and 0 elsewhere. The weight
-by which the servers multiply it afterwards is public and bound, as are the attempt, the round, the client, the layout,
-the shape, the correction words and the upload's nonce: a proof for any other of these proves nothing here.
+The servers' shares of an upload add up, in every block, to a vector that is 1 at one place and 0 elsewhere. The servers
+later multiply it by a weight that is public and bound, as are the attempt, round, client, layout, shape, correction
+words and nonce of the upload. A proof for any other of these proves nothing here.
 
 The blocks form M rows of G columns, row by row. If B is not a multiple of G, the padding blocks of the last row are
 public: the first unit vector, as server 0's share, and zero as server 1's.
@@ -172,7 +172,7 @@ class UploadContext:
             ("nonce", self.nonce, NONCE_BYTES),
         ):
             if type(data) is not bytes or len(data) != size:
-                raise InvalidParameters(f"{name} has {size} bytes")
+                raise InvalidParameters(f"{name} must be {size} bytes")
 
     @property
     def statement(self) -> bytes:
@@ -197,7 +197,7 @@ class UploadContext:
         """
         require_seed(seed)
         if len(share_digest) != DIGEST_BYTES:
-            raise InvalidParameters(f"the digest of a share has {DIGEST_BYTES} bytes")
+            raise InvalidParameters(f"the digest of a share must be {DIGEST_BYTES} bytes")
         digest = hashlib.sha256(bind(Label.ONE_HOT_PART, self.statement, bytes([server.index]), share_digest))
         digest.update(seed.expose())
         return digest.digest()
@@ -267,7 +267,7 @@ def require_seed(seed: Secret) -> None:
     """Refuse anything but a secret of 32 bytes."""
     require_secret(seed)
     if len(seed) != SEED_BYTES:
-        raise InvalidParameters(f"a seed has {SEED_BYTES} bytes; got {seed!r}")
+        raise InvalidParameters(f"a seed must be {SEED_BYTES} bytes; got {seed!r}")
 
 
 def _stream_key(kind: str, source: Secret, label: Label, *parts: bytes) -> Secret:
@@ -299,9 +299,9 @@ class OneHotProof:
     def __post_init__(self) -> None:
         require_seed(self.seed)
         if type(self.server) is not ServerId or type(self.other_part) is not bytes:
-            raise Misuse("a proof is for a ServerId, and the other server's part is bytes")
+            raise Misuse("a proof needs a ServerId and the other server's part as bytes")
         if len(self.other_part) != DIGEST_BYTES:
-            raise InvalidParameters(f"the other server's part has {DIGEST_BYTES} bytes")
+            raise InvalidParameters(f"the other server's part must be {DIGEST_BYTES} bytes")
 
     def packed_polynomial(self, shape: CheckShape) -> bytes:
         due = (_polynomial_values(shape, self.server), shape.field.degree)

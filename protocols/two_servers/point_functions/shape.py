@@ -71,7 +71,7 @@ class PointFunctionShape:
             raise Misuse(f"the group must be RingLanes or a LaneField; got {type(self.group).__name__}")
         deepest = greatest_depth(self.codewords)
         if type(self.depth) is not int or not 0 <= self.depth <= deepest:
-            raise InvalidParameters(f"{self.codewords} codewords have a depth in 0..{deepest}; got {self.depth!r}")
+            raise InvalidParameters(f"depth must be in 0..{deepest} for {self.codewords} codewords; got {self.depth!r}")
 
     @classmethod
     def cheapest(cls, codewords: int, group: LaneGroup) -> PointFunctionShape:
@@ -163,7 +163,7 @@ class KeyBinding:
         if type(self.client) is not ClientId:
             raise Misuse(f"a client must be a ClientId; got {type(self.client).__name__}")
         if type(self.nonce) is not bytes or len(self.nonce) != NONCE_BYTES:
-            raise InvalidParameters(f"a nonce has {NONCE_BYTES} bytes")
+            raise InvalidParameters(f"a nonce must be {NONCE_BYTES} bytes")
 
     def encode(self) -> tuple[bytes, ...]:
         return (self.context, self.client.encode(), self.nonce)
@@ -279,6 +279,6 @@ def _derived(  # noqa: PLR0913, PLR0917 -- one derivation
 ) -> Secret:
     require_secret(seed)
     if len(seed) != SEED_BYTES:
-        raise InvalidParameters(f"a seed has {SEED_BYTES} bytes; got {seed!r}")
+        raise InvalidParameters(f"a seed must be {SEED_BYTES} bytes; got {seed!r}")
     # Extract first, because a seed of 16 bytes is too short to expand directly.
     return derive(kind, size, seed, binding.context, label, *parts)

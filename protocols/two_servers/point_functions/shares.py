@@ -192,7 +192,7 @@ class LaneGrid(Confined):
     @classmethod
     def zeros(cls, shape: PointFunctionShape, blocks: int, first: int = 0) -> LaneGrid:
         if type(shape) is not PointFunctionShape:
-            raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+            raise Misuse(f"a shape must be a PointFunctionShape; got {type(shape).__name__}")
         require_blocks(blocks)
         width, height = (shape.lanes_per_piece, shape.pieces * shape.leaves) if shape.depth else (1, shape.codewords)
         flat = Ring(shape.group.bits).zeros(height * blocks * width)
@@ -297,9 +297,9 @@ class CorrectionWords:
         require_blocks(blocks)
         levels = (self.shape.depth, blocks, NODE_WORDS)
         if self.left.shape != levels or self.difference.shape != levels:
-            raise Misuse(f"correction words of {blocks} blocks have the form {levels}")
+            raise Misuse(f"correction words of {blocks} blocks must have the form {levels}")
         if self.leaf.shape != (self.shape.pieces, blocks, self.shape.lanes_per_piece):
-            raise Misuse("the leaves' correction words do not have the form of their shape")
+            raise Misuse("the leaves' correction words do not match their shape")
 
     @classmethod
     def zeros(cls, shape: PointFunctionShape, blocks: int) -> CorrectionWords:
@@ -336,13 +336,13 @@ class CorrectionWords:
         require_blocks(blocks)
         view = memoryview(data)
         if not view.c_contiguous:
-            raise Misuse("correction words are contiguous bytes; pass a copy of the view")
+            raise Misuse("correction words must be contiguous bytes; pass a copy of the view")
         view = view.cast("B")
         sizes = _parts(shape, blocks)
         if view.nbytes != sum(sizes):
             reason = Reason.TRUNCATED if view.nbytes < sum(sizes) else Reason.TRAILING_BYTES
             raise MalformedMessage(
-                f"correction words of {blocks} blocks are {sum(sizes)} bytes; got {view.nbytes}", reason=reason
+                f"correction words of {blocks} blocks must be {sum(sizes)} bytes; got {view.nbytes}", reason=reason
             )
         levels = (shape.depth, blocks, NODE_WORDS)
         left = np.frombuffer(view[: sizes[0]], dtype=_NODE_WORD).reshape(levels)
@@ -363,7 +363,7 @@ def _digest(shape: PointFunctionShape, encoded: bytes) -> bytes:
 def require_tree(shape: PointFunctionShape) -> None:
     """Require a shape with a tree."""
     if type(shape) is not PointFunctionShape:
-        raise Misuse(f"a shape is a PointFunctionShape; got {type(shape).__name__}")
+        raise Misuse(f"a shape must be a PointFunctionShape; got {type(shape).__name__}")
     if not shape.depth:
         raise InvalidParameters("there are no correction words at depth 0; server 1 receives its share instead")
 
@@ -381,7 +381,7 @@ class _WithoutTree(Confined):
 
     def __init__(self, shape: PointFunctionShape, blocks: int, binding: KeyBinding) -> None:
         if type(shape) is not PointFunctionShape or type(binding) is not KeyBinding:
-            raise Misuse("a share is made from a PointFunctionShape and a KeyBinding")
+            raise Misuse("a share needs a PointFunctionShape and a KeyBinding")
         if shape.depth:
             raise InvalidParameters(f"a shape of depth {shape.depth} has a tree; its shares are TreeShares")
         require_blocks(blocks)
@@ -447,7 +447,7 @@ class ExplicitShare(_WithoutTree):
         """Take the lanes that are sent, in the order of runs, and below the order of the group."""
         super().__init__(shape, blocks, binding)
         if sent.dtype != shape.group.word or sent.shape != (blocks * shape.sent_lanes,):
-            raise Misuse(f"an explicit share of {blocks} blocks is {blocks * shape.sent_lanes} {shape.group.word}")
+            raise Misuse(f"an explicit share of {blocks} blocks must be {blocks * shape.sent_lanes} {shape.group.word}")
         self._sent = sent
 
     @property
@@ -504,9 +504,9 @@ class TreeShare(Confined):
             hash_family: hash of the tree; other values are for tests against other implementations.
         """
         if server_index not in (0, 1) or type(server_index) is not int:
-            raise InvalidParameters(f"a server index is 0 or 1; got {server_index!r}")
+            raise InvalidParameters(f"a server index must be 0 or 1; got {server_index!r}")
         if type(binding) is not KeyBinding or type(correction) is not CorrectionWords:
-            raise Misuse("a tree's share is made from a KeyBinding, a seed and CorrectionWords")
+            raise Misuse("a tree's share needs a KeyBinding, a seed and CorrectionWords")
         self.server_index = server_index
         self.binding = binding
         self.seed = seed

@@ -81,7 +81,7 @@ def test_a_round_of_something_else_is_refused_before_anything_is_spent(changes: 
     with pytest.raises(InvalidParameters) as caught:
         session.answer(Invitation(chosen["round_number"], chosen["configuration"], offers).encode())
     assert caught.value.reason is Reason.BELOW_FLOOR
-    assert "than this client's" in str(caught.value) or chosen["is_simulated"]
+    assert "from this client's" in str(caught.value) or chosen["is_simulated"]
     assert client.ledger.last(SETUP.task) == -1
 
 

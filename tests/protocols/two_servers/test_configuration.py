@@ -154,7 +154,7 @@ def test_fine_bits_that_nobody_rounds_are_refused() -> None:
 
 
 def test_noise_that_the_servers_cannot_add_is_refused() -> None:
-    with pytest.raises(Misuse, match="noise is a ServerNoise"):
+    with pytest.raises(Misuse, match="noise must be a ServerNoise"):
         configuration(noise=(4, 4, 4, 4))
 
 

@@ -146,7 +146,7 @@ def test_a_process_that_is_killed_takes_its_round_with_it_and_begins_the_next(
     with pytest.raises(HelperLost, match="ends a round and spends the updates that were uploaded for it"):
         is_exact(pair)
     thread.join(PATIENCE)
-    with pytest.raises(InvalidParameters, match="was begun before"):
+    with pytest.raises(InvalidParameters, match="was already started"):
         pair.begin()
     assert {path.name for path in operator.folder.iterdir()} <= {"rounds", "socket"}
     later = Pair(replace(SETUP, round_number=SETUP.round_number + 1))

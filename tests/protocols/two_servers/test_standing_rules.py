@@ -53,9 +53,9 @@ def test_what_just_meets_the_policy_is_accepted() -> None:
         (changed(mode=SharingMode.UNCHECKED_POINT_FUNCTIONS), "mode UNCHECKED_POINT_FUNCTIONS is not accepted"),
         (changed(minimum_cohort=4), "a cohort of 4 is below 5"),
         (changed(maximum_cohort=21), "a cohort of 21 is above 20"),
-        (changed(layout=Layout((RingSegment(20, 6), IndexSegment(200, 5)))), "counters and ring elements are more"),
+        (changed(layout=Layout((RingSegment(20, 6), IndexSegment(200, 5)))), "counters and ring elements exceed"),
         (changed(expiry=int(NOW.timestamp())), "it has expired"),
-        (changed(expiry=int(NOW.timestamp()) + 86401), "it expires later than 1 day, 0:00:00 from now"),
+        (changed(expiry=int(NOW.timestamp()) + 86401), "it expires more than 1 day, 0:00:00 from now"),
     ],
 )
 def test_a_configuration_beyond_the_policy_is_refused_with_what_is_wrong(
@@ -89,7 +89,7 @@ def begun(path: Path, *numbers: int, task: bytes = TASK) -> None:
             rounds.begin(task, number)
 
 
-def is_refused(rounds: StandingRounds, number: int, said: str = "was begun before", *, task: bytes = TASK) -> None:
+def is_refused(rounds: StandingRounds, number: int, said: str = "was already started", *, task: bytes = TASK) -> None:
     with pytest.raises(InvalidParameters, match=said):
         rounds.begin(task, number)
 
@@ -122,7 +122,7 @@ def test_no_round_number_ends_a_task(number: int) -> None:
     """After round 2^64 - 1 there would be no later one."""
     rounds = StandingRounds()
     rounds.begin(TASK, 3)
-    is_refused(rounds, number, "count rounds one by one")
+    is_refused(rounds, number, "number rounds consecutively")
     rounds.begin(TASK, (1 << 32) + 3)
 
 
@@ -131,7 +131,7 @@ def test_tasks_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     rounds = StandingRounds()
     rounds.begin(TASK, 0)
     rounds.begin(TASK, 1)
-    is_refused(rounds, 1, "1 tasks were begun with this journal", task=OTHER)
+    is_refused(rounds, 1, "this journal already has 1 tasks", task=OTHER)
 
 
 def test_a_round_that_cannot_be_written_down_is_not_begun(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_round_that_cannot_be_written_down_is_not_begun(path: Path, monkeypatc
     with closing(StandingRounds(path)) as rounds:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            is_refused(rounds, 3, r"cannot record the start of round 3 \(.*No space left on device\); its operator")
+            is_refused(rounds, 3, r"cannot record the start of round 3 \(.*No space left on device\); ask its operator")
         assert rounds.count == 1
         rounds.begin(TASK, 3)
         is_refused(rounds, 3)
@@ -188,7 +188,7 @@ def test_a_fork_begins_no_round(path: Path) -> None:
 
 def test_a_journal_is_a_folder(path: Path) -> None:
     path.write_bytes(b"something else")
-    with pytest.raises(InvalidParameters, match="cannot be opened"):
+    with pytest.raises(InvalidParameters, match="cannot open"):
         StandingRounds(path)
     assert path.read_bytes() == b"something else"
 

@@ -171,7 +171,7 @@ def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
 def test_nothing_is_answered_before_a_round_begins(kind: MessageKind) -> None:
     answer = Pair().standing.answer(Writer(kind).finish())
     assert isinstance(refused(answer), Misuse)
-    assert "begin the next one" in str(refused(answer))
+    assert "start the next round" in str(refused(answer))
 
 
 def test_steps_come_in_order_and_a_round_ends_once() -> None:
@@ -290,7 +290,7 @@ def test_of_two_tasks_the_one_that_was_begun_before_the_other_is_over() -> None:
     other.standing = pair.standing
     pair.begin()
     other.begin()
-    with pytest.raises(InvalidParameters, match="was begun before"):
+    with pytest.raises(InvalidParameters, match="was already started"):
         pair.begin()
     assert other.begin() == other.offers
 

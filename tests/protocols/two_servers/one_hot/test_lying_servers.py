@@ -196,7 +196,7 @@ def test_a_decision_is_taken_once_and_after_a_commitment(plain: ModuleType) -> N
         zero.decide(opening)
     zero.open(one.commit())
     zero.decide(opening)
-    with pytest.raises(Misuse, match="decides once"):
+    with pytest.raises(Misuse, match="decides only once"):
         zero.decide(opening[:-1] + bytes([opening[-1] ^ 1]))
 
 
@@ -209,7 +209,7 @@ def test_a_rejection_stays_one(plain: ModuleType) -> None:
     for _ in range(2):
         with pytest.raises(PeerMisbehaved, match="differs from its commitment"):
             zero.decide(wrong)
-    with pytest.raises(Misuse, match="decides once"):
+    with pytest.raises(Misuse, match="decides only once"):
         zero.decide(right)
 
 

@@ -401,7 +401,7 @@ def test_a_second_verifier_for_an_upload_is_refused(plain: ModuleType) -> None:
     upload = honest(plain, SMALL)
     challenges = plain.round_challenges(upload.context)
     plain.OneHotVerifier(upload.context, upload.shares[0], upload.proofs[0], challenges)
-    with pytest.raises(Misuse, match="queried once") as caught:
+    with pytest.raises(Misuse, match="queried only once") as caught:
         plain.OneHotVerifier(upload.context, upload.shares[0], upload.proofs[0], challenges)
     assert caught.value.reason is Reason.ALREADY_SPENT
 
