@@ -30,7 +30,7 @@ def parameter_count(shapes: Shapes) -> int:
 
 
 def is_bias(name: str) -> bool:
-    """Return whether the name is that of a bias, as opposed to a weight of a layer or a norm."""
+    """Whether the name is that of a bias, rather than a weight of a layer or a norm."""
     return name.rpartition(".")[2].startswith("bias")
 
 
@@ -72,7 +72,7 @@ def codebook_bytes(shapes: Shapes, codewords: int, block: int) -> int:
 
 
 def scalar_quantization_layout(shapes: Shapes, modulus_bits: int) -> Layout:
-    """Return the layout that has tensors of two or more dimensions in a ring of this width and the others plain."""
+    """Return the layout with tensors of two or more dimensions in a ring of this width, and the others plain."""
     widths = (modulus_bits if len(shape) > 1 else PLAIN_BITS for shape in shapes.values())
     return Layout(tuple(RingSegment(bits, prod(shape)) for bits, shape in zip(widths, shapes.values(), strict=True)))
 
@@ -87,7 +87,7 @@ def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
 
 
 def product_quantization_layout(shapes: Shapes, codewords: int, block: int) -> Layout:
-    """Return the layout that has an index for each block of tensors with codebooks and the others plain."""
+    """Return the layout with an index for each block of tensors with codebooks, and the others plain."""
     return Layout(tuple(_indexed_or_plain(shape, codewords, block) for shape in shapes.values()))
 
 

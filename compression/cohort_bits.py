@@ -1,9 +1,8 @@
-"""The rate that a cohort needs: noise of the decoded mean, and the bits per value that are enough.
+"""Bits per value that a cohort needs, from the noise of the decoded mean.
 
-Where a code keeps the share r of a client's update and the sum is divided by r, the mean over N clients whose updates
-are nearly orthogonal has noise of the energy nu = (1 - r) / (r N), in units of one client's. The best code of R bits a
-value keeps 1 - 2^(-2R); a peak code keeps as much as the best code of 0.74 R bits. Only the bits of the whole cohort
-count.
+Suppose that a code keeps the share r of a client's update, and the sum is divided by r. Then the mean over N clients
+with nearly orthogonal updates has noise of energy nu = (1 - r) / (r N), in units of one client's energy. The best code
+of R bits per value keeps 1 - 2^(-2R); a peak code keeps as much as the best code of 0.74 R bits.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ _EFFICIENCY: Final = 0.74
 
 
 def law(cohort: int, bits: float) -> float:
-    """Return the noise of a peak code with ``bits`` bits a value: 0.97 / (N R) for few bits."""
+    """Return the noise of a peak code with ``bits`` bits per value: 0.97 / (N R) for few bits."""
     return 1 / (_clients(cohort) * math.expm1(2 * _EFFICIENCY * math.log(2) * _bits(bits)))
 
 
 def peak_noise(places: int, cohort: int) -> float:
-    """Return the noise of a peak code exactly, for updates that are orthogonal."""
+    """Return the exact noise of a peak code, for orthogonal updates."""
     share = kept_share(places)
     return (1 - share) / (share * _clients(cohort))
 
 
 def sketch_noise(kept: float, bits: int, cohort: int) -> float:
-    """Return the noise of a sketch that sends this share of the coordinates, for updates that are orthogonal.
+    """Return the noise of a sketch that sends this share of the coordinates, for orthogonal updates.
 
     All clients omit the same coordinates, so this error does not average out over clients as rounding does.
     """
@@ -61,13 +60,13 @@ def sketch_noise(kept: float, bits: int, cohort: int) -> float:
 
 
 def places_for(cohort: int, cohort_bits: float = COHORT_BITS) -> int:
-    """Return the largest block whose peak has at least ``cohort_bits / cohort`` bits a value."""
+    """Return the largest block whose peak has at least ``cohort_bits / cohort`` bits per value."""
     wanted = _bits(cohort_bits) / _clients(cohort)
     return _most_places(lambda places: math.log2(2 * places) / places >= wanted)
 
 
 def places_within(cohort: int, noise: float) -> int:
-    """Return the largest block whose peaks have at most this noise; 1 where none has."""
+    """Return the largest block whose peaks have at most this noise; 1 if there is none."""
     return _most_places(lambda places: peak_noise(places, cohort) <= noise)
 
 
@@ -80,7 +79,7 @@ def _most_places(are_fine: Callable[[int], bool]) -> int:
 
 
 def levels_within(cohort: int, noise: float) -> int:
-    """Return the number of levels for about this noise; 0 if peaks, of at most one bit a value, are enough."""
+    """Return the number of levels for about this noise; 0 if peaks, with at most one bit per value, are enough."""
     if peak_noise(1, cohort) <= _NEARLY * noise:
         return 0
     return next((levels for levels in _LEVELS[:-1] if level_noise(levels, cohort) <= _NEARLY * noise), _LEVELS[-1])
@@ -94,7 +93,7 @@ def code_within(rotation: JoinedRotation, cohort: int, noise: float) -> PeakCode
 
 
 def code_noise(code: PeakCode | LevelCode, cohort: int) -> float:
-    """Return the noise of a code, for updates that are orthogonal."""
+    """Return the noise of a code, for orthogonal updates."""
     return peak_noise(code.places, cohort) if isinstance(code, PeakCode) else level_noise(code.levels, cohort)
 
 
@@ -116,7 +115,7 @@ def noisiest_matrix(model: Mapping[str, npt.NDArray[Any]], deviations: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class AutoRate:
-    """The noise that a run tolerates, from its effect on clients' losses so far.
+    """The noise that a run tolerates, based on its effect on clients' losses so far.
 
     Clients report three losses: at the model, and at the model plus and minus public noise of the code. The mean of the
     last two minus the first is the noise's harm, which is proportional to the noise. A run's final loss exceeds that of
@@ -149,7 +148,7 @@ class AutoRate:
 
 
 def kept_for(values: int, cohort: int, cohort_bits: float = COHORT_BITS, bits: int = 1) -> int:
-    """Return how many coordinates a sketch sends for the noise of a peak code with ``bits`` bits a value."""
+    """Return how many coordinates a sketch sends for the noise of a peak code with ``bits`` bits per value."""
     noise = law(cohort, _bits(cohort_bits) / _clients(cohort))
     share = (1 + rounding_noise(bits)) / (1 + noise * cohort)
     return max(1, min(values, math.ceil(values * share)))
@@ -162,5 +161,5 @@ def _clients(cohort: int) -> int:
 
 def _bits(cohort_bits: float) -> float:
     if not 0 < cohort_bits < math.inf:
-        raise InvalidParameters(f"cohort_bits is a positive number; got {cohort_bits!r}")
+        raise InvalidParameters(f"cohort_bits must be a positive number; got {cohort_bits!r}")
     return cohort_bits

@@ -72,25 +72,25 @@ class PublicStream:
 def require_text(name: str) -> None:
     """Require a tensor's name that can be encoded."""
     if type(name) is not str:
-        raise Misuse(f"a tensor's name is a str; got {name!r}")
+        raise Misuse(f"a tensor's name must be a str; got {name!r}")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InvalidParameters("a tensor's name is text that UTF-8 can hold; rename the tensor") from None
+        raise InvalidParameters("a tensor's name must be valid UTF-8; rename the tensor") from None
 
 
 def require_seed(seed: bytes) -> None:
     """Require the 32 bytes of a public seed."""
     if type(seed) is not bytes or len(seed) != SEED_BYTES:
-        raise InvalidParameters(f"a public seed is {SEED_BYTES} bytes; draw one for each session or training run")
+        raise InvalidParameters(f"a public seed must be {SEED_BYTES} bytes; draw one per session or training run")
 
 
 def require_shape(shape: tuple[int, ...]) -> None:
     """Require the shape of a tensor with at least one element."""
     if type(shape) is not tuple or any(type(dimension) is not int or dimension < 1 for dimension in shape):
-        raise InvalidParameters(f"a shape is a tuple of integers of at least 1; got {shape!r}")
+        raise InvalidParameters(f"a shape must be a tuple of integers of at least 1; got {shape!r}")
     if prod(shape) > MAXIMUM_LENGTH:
-        raise InvalidParameters(f"a tensor has at most 2^40 elements; a shape of {shape} has {prod(shape)}")
+        raise InvalidParameters(f"a tensor can have at most 2^40 elements; a shape of {shape} has {prod(shape)}")
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ LOG: Final = logging.getLogger("secagg.compression")
 def require_floats(update: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
     """Require an array of floats of a shape; raise ``Misuse`` otherwise."""
     if getattr(update, "dtype", np.dtype(bool)).kind != "f" or update.shape != shape:
-        raise Misuse(f"an update is an array of floats of shape {shape}; convert it, or give it that shape first")
+        raise Misuse(f"an update must be an array of floats of shape {shape}; convert or reshape it")
 
 
 def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any]:
@@ -118,7 +118,7 @@ def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any
         return values
     within: npt.NDArray[Any] = np.nan_to_num(np.clip(values, -most, most), copy=False, nan=0.0)
     changed = int(np.count_nonzero(within != values))
-    LOG.warning("%d values are NaN, infinite or too large for their scheme; they count as 0 and as its limit", changed)
+    LOG.warning("%d values are NaN, infinite or too large for their scheme; they count as 0 or as its limit", changed)
     return within
 
 
@@ -138,7 +138,7 @@ def encoded(
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
     """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more contributors than its rings hold."""
     if aggregate.layout != layout:
-        raise Misuse("the aggregate belongs to another layout; decode with the object that encoded")
+        raise Misuse("the aggregate has another layout; decode with the object that encoded it")
     if capacity is not None:
         require_capacity(aggregate.contributors, capacity)
 
@@ -153,5 +153,5 @@ def inner_decoded(aggregate: Aggregate, layout: Layout, inner: LinearDecoder[Any
     require_sum(aggregate, layout)
     values: npt.NDArray[Any] = inner.decode(Aggregate(inner.layout, aggregate.values, aggregate.contributors))
     if values.shape != (length,):
-        raise ContractViolation(f"the inner scheme has to decode a vector of {length}, not of {values.shape}")
+        raise ContractViolation(f"the inner scheme must decode a vector of {length}; got {values.shape}")
     return values

@@ -1,4 +1,4 @@
-"""The count sketch: a table of signed sums, far smaller than the update, that adds up like the update itself.
+"""The count sketch: a table of signed sums, far smaller than the update, which adds up like the update itself.
 
 Every coordinate is added, with a sign, to one cell of each row of a table; a common inner scheme carries the table.
 The cells and signs come from a public seed of 32 bytes, the same for every client. Let
@@ -62,7 +62,7 @@ class CountSketch:
     def __post_init__(self) -> None:
         require_integer("rows", self.rows, 1, MAXIMUM_ROWS)
         if type(self.columns) is not int or self.columns.bit_count() != 1 or not 1 <= self.columns <= MAXIMUM_COLUMNS:
-            raise InvalidParameters(f"columns is a power of two in 1..2^30; got {self.columns!r}")
+            raise InvalidParameters(f"columns must be a power of two in 1..2^30; got {self.columns!r}")
         require_integer("length", self.length, 1)
         if self.rows * segment_count(_HASHES, self.length) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
             raise InvalidParameters(
@@ -73,7 +73,7 @@ class CountSketch:
         carried = sum(segment.length for segment in self.inner.layout.require_rings())
         if carried != self.cells:
             raise InvalidParameters(
-                f"the inner scheme carries {carried} values and the table has {self.cells} cells; make it for a vector "
+                f"the inner scheme carries {carried} values but the table has {self.cells} cells; make it for a vector "
                 "of rows times columns"
             )
 
@@ -124,7 +124,7 @@ class CountSketch:
     def medians(self, table: Floats) -> Floats:
         """Return the median over the rows for each coordinate: robust against heavy cells, but not linear."""
         if type(table) is not np.ndarray or table.shape != (self.rows, self.columns):
-            raise Misuse(f"a table has the shape {(self.rows, self.columns)}")
+            raise Misuse(f"a table must have the shape {(self.rows, self.columns)}")
         middle = ((self.rows - 1) // 2, self.rows // 2)
         estimate = np.empty(self.length)
         for block, rows in self._estimates(table):

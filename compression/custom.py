@@ -31,7 +31,7 @@ MAXIMUM_NAME_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CustomScheme:
-    """A factory's scheme, and the arguments that it was made from."""
+    """A factory's scheme, and the arguments that it was created with."""
 
     name: str
     """``module:Name`` or ``path/to/file.py:Name``."""
@@ -44,12 +44,12 @@ class CustomScheme:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name.encode()) <= MAXIMUM_NAME_BYTES:
-            raise InvalidParameters(f"the name of a scheme has 1 to {MAXIMUM_NAME_BYTES} bytes; got {self.name!r}")
+            raise InvalidParameters(f"a scheme's name must be 1 to {MAXIMUM_NAME_BYTES} bytes; got {self.name!r}")
         require_seed(self.seed)
         made = self.factory(values=self.values, cohort=self.cohort, seed=self.seed, epoch=self.epoch)
         if made.capacity < self.cohort:
             raise InvalidParameters(
-                f"{self.name} has a capacity of {made.capacity}, and a sum of this run may weigh {self.cohort}; widen "
+                f"{self.name} has a capacity of {made.capacity}, but a sum of this run may weigh {self.cohort}; widen "
                 "its ring with the cohort that it is given"
             )
         object.__setattr__(self, "scheme", made)
@@ -85,7 +85,7 @@ class CustomScheme:
     def _indexed(self) -> IndexedDecoder[Any]:
         if not hasattr(self.scheme, "decode_summed"):
             raise InvalidParameters(
-                f"{self.name} sends indices and decodes nothing but histograms; give it `tables` and `decode_summed`"
+                f"{self.name} sends indices but only decodes histograms; give it `tables` and `decode_summed`"
             )
         return cast("IndexedDecoder[Any]", self.scheme)
 
@@ -102,7 +102,7 @@ def custom_factory(named: str) -> Factory:
             "or path/to/file.py:Name"
         ) from None
     if not callable(factory):
-        raise InvalidParameters(f"the scheme {named!r} names no class or function that makes one")
+        raise InvalidParameters(f"the scheme {named!r} does not name a class or function that creates one")
     return cast("Factory", factory)
 
 

@@ -3,7 +3,7 @@
 Integers around zero, such as sums of signs, nearly follow a Skellam distribution. One number describes it: the variance
 V, N / d for a sum of peaks. The sender sends V in two bytes and codes the values by interleaved range coders of
 asymmetric numerals [Dud13]. Both ends compute the table from V in integer arithmetic, so every byte is the same on
-every machine. Values beyond the table follow it in four bytes each, low bits of widely spread values are not coded, and
+every machine. Values beyond the table follow it in four bytes each. Low bits of widely spread values are not coded, and
 values of one parity are coded as their halves.
 
 The encoding of a list of values is unique, and ``decode_sums`` refuses any other. No message makes a decoder reserve
@@ -89,9 +89,9 @@ def encode_sums(sums: npt.NDArray[Any]) -> bytes:
     """Return the encoding of integers; the receiver knows their number."""
     given: Any = sums
     if type(given) is not np.ndarray or given.dtype.kind != "i" or given.ndim != 1:
-        raise Misuse("sums are a vector of signed integers")
+        raise Misuse("sums must be a vector of signed integers")
     if len(given) and max(int(given.max()), -int(given.min())) > GREATEST:
-        raise Misuse("a sum is at most 2^24 in magnitude")
+        raise Misuse("a sum must be at most 2^24 in magnitude")
     whole: Sums = given.astype(np.int32, copy=False)
     parity = parity_of(whole)
     values = whole >> 1 if parity else whole
@@ -128,7 +128,7 @@ def decode_sums(data: bytes, count: int) -> Sums:
     (head,) = _LEVEL.unpack_from(data)
     parity, level = divmod(head, 1 << _PARITY)
     if level >= LEVELS:
-        raise MalformedMessage(f"the variance of coded sums is a level below {LEVELS}", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage(f"the variance of coded sums must be below level {LEVELS}", reason=Reason.NOT_CANONICAL)
     table = table_of(level)
     first = _LEVEL.size + (count * table.low_bits + 7) // 8
     symbols, end = _pulled(data, first, (-(-count // lanes), lanes), table)
@@ -160,7 +160,7 @@ def longest(count: int) -> int:
 
 
 def parity_of(values: Sums) -> int:
-    """Return 1 where all values are even, 2 where all are odd, and 0 otherwise."""
+    """Return 1 if all values are even, 2 if all are odd, and 0 otherwise."""
     odd = int(np.count_nonzero(values & 1))
     if odd == 0:
         return _EVEN
@@ -267,7 +267,7 @@ def _parted(values: Sums, low_bits: int) -> tuple[Sums, bytes]:
 
 
 def _other() -> MalformedMessage:
-    return MalformedMessage("coded sums are not as their encoder writes them", reason=Reason.NOT_CANONICAL)
+    return MalformedMessage("coded sums are not canonically encoded", reason=Reason.NOT_CANONICAL)
 
 
 # --- Held models ------------------------------------------------------------------------------------------------------
@@ -284,14 +284,14 @@ _MOST_SCALES: Final = 1 << 20
 def _read_scales(reader: Reader, _: object) -> tuple[float, ...]:
     scales = _floats(reader.variable(4 * _MOST_SCALES))
     if np.any(scales < 2.0**-60) or np.any(scales > 2.0**60):
-        raise MalformedMessage("scales are in 2^-60..2^60", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("scales must be in 2^-60..2^60", reason=Reason.NOT_CANONICAL)
     return tuple(scales.tolist())
 
 
 def _read_gains(reader: Reader, at: At) -> Gains:
     gain, last_gain = _floats(reader.fixed(8)).tolist()
     if (last := reader.integer(4)) > at.place:
-        raise MalformedMessage("no more values are last than there are", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("more values are last than exist", reason=Reason.NOT_CANONICAL)
     return Gains(gain, last, last_gain)
 
 
@@ -387,7 +387,7 @@ class HeldModel:
         steps, codes = _floats(read.steps), read.codes
         if np.any(steps < _LEAST_STEP) or np.any(steps > LARGEST) or int(np.abs(codes).max(initial=0)) > _STEPS:
             raise MalformedMessage(
-                f"values of a model are {_STEPS} steps at most, each in 2^-100..2^100", reason=Reason.NOT_CANONICAL
+                f"a model's values must be at most {_STEPS} steps, each in 2^-100..2^100", reason=Reason.NOT_CANONICAL
             )
         narrow = codes.astype(np.int8)
         return cls(seed=seed, name=name, sizes=sizes, round_number=read.round_number, steps=steps, codes=narrow)
@@ -406,16 +406,16 @@ class HeldModel:
         """Return the model of the next round.
 
         Raises:
-            MalformedMessage, UnexpectedMessage: the message is no downlink sum of this model's size.
-            PeerMisbehaved: it is of another round, or another model results; ask for the model.
+            MalformedMessage, UnexpectedMessage: the message is not a downlink sum of this model's size.
+            PeerMisbehaved: it is for another round, or results in another model; ask for the model.
         """
         told = DownlinkSum.decode(message, self._padded)
         is_later = self.round_number <= told.round_number < (1 << 64) - 1 and len(told.scales) == len(self.sizes)
         model = self._moved(told.round_number, told.sums, told.scales, told.gains) if is_later else None
         if model is None or model.digest != told.digest:
             raise PeerMisbehaved(
-                f"the model before round {self.round_number} and the sum of round {told.round_number} are not the "
-                "server's next model; ask for that",
+                f"the model before round {self.round_number} and the sum of round {told.round_number} do not give the "
+                "server's next model; request that model",
                 reason=Reason.MODEL_MISMATCH,
                 culprits=UNDECIDED,
             )

@@ -1,6 +1,6 @@
-"""Fixed-point numbers in a wide ring, for uncompressed values such as biases and norms, and integers as they are.
+"""Fixed-point numbers in a wide ring, for uncompressed values such as biases and norms; integers are unchanged.
 
-There is no exact scheme for floats: a sum of floats depends on the order of its summands, and no ring holds it exactly.
+No exact scheme exists for floats: a sum of floats depends on their order, and no ring holds it exactly.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class FixedPoint:
     def __post_init__(self) -> None:
         segment = RingSegment(self.modulus_bits, self.length)
         if not 0 < self.clip < math.inf:
-            raise InvalidParameters(f"clip is a positive number; got {self.clip}")
+            raise InvalidParameters(f"clip must be a positive number; got {self.clip}")
         if type(self.fraction_bits) is not int or not 0 <= self.fraction_bits <= MAXIMUM_FRACTION_BITS:
-            raise InvalidParameters(f"fraction_bits is in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits!r}")
+            raise InvalidParameters(f"fraction_bits must be in 0..{MAXIMUM_FRACTION_BITS}; got {self.fraction_bits!r}")
         if self.clip > math.ldexp(MAXIMUM_STEPS, -self.fraction_bits) or self.bound < 1:
             raise InvalidParameters(
-                f"clip {self.clip} is not 1 to 2^52 - 1 steps of 2^-{self.fraction_bits}; change clip or fraction_bits"
+                f"clip {self.clip} must be 1 to 2^52 - 1 steps of 2^-{self.fraction_bits}; change clip or fraction_bits"
             )
         if self.bound > Ring(self.modulus_bits).greatest:
             raise CapacityExceeded(
-                f"one value of {self.bound} steps leaves a ring of {self.modulus_bits} bits; use fewer fraction bits, "
+                f"one value of {self.bound} steps exceeds a ring of {self.modulus_bits} bits; use fewer fraction bits, "
                 "a smaller clip or a wider ring"
             )
         parameters = struct.pack(">QdII", self.length, self.clip, self.fraction_bits, self.modulus_bits)
@@ -103,7 +103,7 @@ class Identity:
         RingSegment(self.modulus_bits, self.length)
         if type(self.bound) is not int or not 1 <= self.bound <= Ring(self.modulus_bits).greatest:
             raise InvalidParameters(
-                f"bound is an integer in 1..{Ring(self.modulus_bits).greatest}, for {self.modulus_bits} bits; "
+                f"bound must be an integer in 1..{Ring(self.modulus_bits).greatest} for {self.modulus_bits} bits; "
                 f"got {self.bound!r}"
             )
 
@@ -121,11 +121,11 @@ class Identity:
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
         """Map the integers to the ring; values out of bounds are clamped, and logged."""
         if getattr(update, "dtype", np.dtype(bool)).kind not in "iu" or update.shape != (self.length,):
-            raise Misuse(f"an update is an array of {self.length} integers in one dimension; FixedPoint takes floats")
+            raise Misuse(f"an update must be a vector of {self.length} integers; use FixedPoint for floats")
         ends = np.iinfo(update.dtype)
         within = np.clip(update, max(-self.bound, int(ends.min)), min(self.bound, int(ends.max)))
         if changed := int(np.count_nonzero(within != update)):
-            LOG.warning("%d values are outside of -%d..%d, and count as its ends", changed, self.bound, self.bound)
+            LOG.warning("%d values are outside -%d..%d and were clamped", changed, self.bound, self.bound)
         return Payload(self.layout, (Ring(self.modulus_bits).from_integers(within),))
 
     def decode(self, aggregate: Aggregate) -> npt.NDArray[np.int64]:

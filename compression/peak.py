@@ -76,7 +76,7 @@ class PeakCode:
     def __post_init__(self) -> None:
         require_integer("places", self.places, 1, MAXIMUM_PLACES)
         if type(self.unit) is not float or not 2.0**-100 <= self.unit <= 2.0**100:
-            raise InvalidParameters(f"unit is a float in 2^-100..2^100; got {self.unit!r}")
+            raise InvalidParameters(f"unit must be a float in 2^-100..2^100; got {self.unit!r}")
         encoded = self.rotation.encode() + struct.pack(">Id", self.places, self.unit)
         version = public_parameters_digest("peak", encoded)
         object.__setattr__(self, "layout", Layout((IndexSegment(2 * self.places, self.blocks),), version))
@@ -191,7 +191,7 @@ class LevelCode:
     def __post_init__(self) -> None:
         require_integer("levels", self.levels, 2, MOST_LEVELS)
         if self.levels & (self.levels - 1):
-            raise InvalidParameters(f"levels are a power of two, in whole bits a value; got {self.levels}")
+            raise InvalidParameters(f"levels must be a power of two; got {self.levels}")
         version = public_parameters_digest("levels", self.rotation.encode() + struct.pack(">I", self.levels))
         object.__setattr__(self, "layout", Layout((IndexSegment(self.levels, self.rotation.padded),), version))
 

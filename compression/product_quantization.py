@@ -56,7 +56,7 @@ def block_geometry(shape: Sequence[int], requested_block_size: int, requested_co
 def block_size(shape: Sequence[int], requested: int) -> int:
     """Return the largest size up to ``requested`` that divides a row of the tensor."""
     if len(shape) <= 1 or any(type(size) is not int or size < 1 for size in shape):
-        raise InvalidParameters(f"blocks are cut from two or more dimensions of at least 1; got {tuple(shape)}")
+        raise InvalidParameters(f"a tensor must have two or more dimensions of at least 1; got {tuple(shape)}")
     require_integer("a block size", requested, 1)
     row = prod(shape[1:])
     return next(size for size in range(min(requested, row), 0, -1) if row % size == 0)
@@ -65,7 +65,7 @@ def block_size(shape: Sequence[int], requested: int) -> int:
 def codeword_count(blocks: int, requested: int) -> int:
     """Return ``requested``, or if smaller the largest power of two that leaves four blocks for each codeword."""
     if type(requested) is not int or requested < LEAST_CODEWORDS:
-        raise InvalidParameters(f"a codebook has {LEAST_CODEWORDS} codewords or more; got {requested!r}")
+        raise InvalidParameters(f"a codebook must have at least {LEAST_CODEWORDS} codewords; got {requested!r}")
     if type(blocks) is not int or blocks < LEAST_BLOCKS:
         raise InvalidParameters(
             f"a codebook needs {LEAST_BLOCKS} blocks; got {blocks!r}; ask for smaller blocks, or send the tensor in "
@@ -108,13 +108,13 @@ class Codebook:
             raise Misuse("a codebook must be a two-dimensional array of floats with a codeword in each row")
         if not LEAST_CODEWORDS <= len(given) <= MAXIMUM_CODEWORDS or given.shape[1] < 1:
             raise InvalidParameters(
-                f"a codebook has {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one value; got "
+                f"a codebook must have {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one value; got "
                 f"{given.shape[0]} of {given.shape[1]}"
             )
         with np.errstate(over="ignore"):
             narrow = given.astype(np.float32)
         if not np.isfinite(narrow).all():
-            raise InvalidParameters("a codebook holds NaN, infinity or values beyond a float32; learn it again")
+            raise InvalidParameters("a codebook contains NaN, infinity or values beyond a float32; learn it again")
         # The object owns a copy, so the array cannot change after its version is computed.
         values = _rounded_to_grid(narrow)
         values.flags.writeable = False
@@ -323,7 +323,7 @@ def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
     _require_blocks(blocks)
     require_seed(seed)
     if any(type(count) is not int or count < 1 for count in (codewords, iterations)):
-        raise InvalidParameters(f"codewords and iterations are at least 1; got {codewords!r} and {iterations!r}")
+        raise InvalidParameters(f"codewords and iterations must be at least 1; got {codewords!r} and {iterations!r}")
     if start is not None and (start.shape != (codewords, blocks.shape[1]) or not np.isfinite(start).all()):
         raise InvalidParameters(
             f"k-means starts from {codewords} finite codewords of {blocks.shape[1]} values; got shape {start.shape}; "
@@ -365,7 +365,7 @@ def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: boo
     _require_blocks(blocks)
     require_seed(seed)
     if type(count) is not int or count < 1:
-        raise InvalidParameters(f"a sample has at least one block; asked for {count!r}")
+        raise InvalidParameters(f"a sample must have at least one block; asked for {count!r}")
     candidates = np.flatnonzero(blocks.any(axis=1)) if without_zeros else np.arange(len(blocks))
     if candidates.size == 0:
         return blocks[:1]
@@ -422,9 +422,9 @@ def _distances(points: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.floa
 
 def _require_blocks(blocks: Floats) -> None:
     if getattr(blocks, "dtype", np.dtype(bool)).kind != "f" or blocks.ndim != 2 or not blocks.size:  # noqa: PLR2004 -- a matrix
-        raise Misuse("blocks are an array of floats in two dimensions, one block in each row, and at least one")
+        raise Misuse("blocks must be a two-dimensional array of floats, with at least one block, one in each row")
     if not np.isfinite(blocks).all():
-        raise InvalidParameters("a sample to learn from holds NaN or infinity; calibrate on another")
+        raise InvalidParameters("the sample contains NaN or infinity; calibrate on another one")
 
 
 # --- The scheme -------------------------------------------------------------------------------------------------------
@@ -454,11 +454,11 @@ class ProductQuantization:
     def __post_init__(self) -> None:
         require_shape(self.shape)
         if type(self.codebooks) is not tuple or any(type(codebook) is not Codebook for codebook in self.codebooks):
-            raise Misuse("codebooks are a tuple of Codebook, one for each stage")
+            raise Misuse("codebooks must be a tuple of Codebook, one for each stage")
         if not 1 <= len(self.codebooks) <= MAXIMUM_STAGES:
-            raise InvalidParameters(f"there are 1 to {MAXIMUM_STAGES} codebooks; got {len(self.codebooks)}")
+            raise InvalidParameters(f"there must be 1 to {MAXIMUM_STAGES} codebooks; got {len(self.codebooks)}")
         if any(codebook.block_size != self.block_size for codebook in self.codebooks):
-            raise InvalidParameters("the codebooks of all stages have codewords of one size; learn them together")
+            raise InvalidParameters("the codebooks of all stages must have codewords of one size; learn them together")
         if len(self.shape) <= 1 or prod(self.shape[1:]) % self.block_size:
             raise InvalidParameters(
                 f"codewords of {self.block_size} values do not divide the rows of a tensor of shape {self.shape}; "
@@ -556,11 +556,11 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     Security: the codebooks are broadcast. Codebooks learned from a client's own update reveal it in part.
     """
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f":
-        raise Misuse("a sample is an array of floats in the shape of the tensor")
+        raise Misuse("a sample must be an array of floats in the tensor's shape")
     geometry = block_geometry(sample.shape, block_size, codewords)
     require_integer("stages", stages, 1, MAXIMUM_STAGES)
     if previous is not None and (previous.shape != sample.shape or len(previous.codebooks) != stages):
-        raise InvalidParameters("the previous scheme is for another shape or number of stages; start without it")
+        raise InvalidParameters("the previous scheme has another shape or number of stages; start without it")
     blocks = _blocks(sample, geometry.block_size)
     wanted = geometry.codewords * SAMPLE_BLOCKS
     points = sample_blocks(blocks, wanted, seed=seed, without_zeros=keep_zero).astype(np.float64)

@@ -391,7 +391,7 @@ class DitheredQuantization:
         require_integer("fine_bits", self.fine_bits, 1, MOST_FINE_BITS)
         require_integer("modulus_bits", self.modulus_bits, 2, _FLOAT_BITS - MOST_FINE_BITS)
         if type(self.scale) is not float or not isfinite(self.scale) or not self.scale >= _LEAST_DITHERED_SCALE:
-            raise InvalidParameters(f"scale is a float of at least 2^-100; got {self.scale!r}")
+            raise InvalidParameters(f"scale must be a float of at least 2^-100; got {self.scale!r}")
         segment = RingSegment(self.modulus_bits, prod(self.shape), self.fine_bits)
         if not (self.bound + segment.head_room) * (self.scale / (1 << self.fine_bits)) <= _GREATEST_FLOAT32:
             raise InvalidParameters(
@@ -400,7 +400,7 @@ class DitheredQuantization:
             )
         if self.bound + segment.head_room > segment.ring.greatest:
             raise InvalidParameters(
-                f"{self.bits} bits and the room for rounding leave a ring of {self.modulus_bits} bits; use a ring of "
+                f"{self.bits} bits and room for rounding exceed a ring of {self.modulus_bits} bits; use a ring of "
                 f"at least {dithered_ring(self.bits, 1, self.fine_bits)} bits"
             )
         parameters = struct.pack(
@@ -468,7 +468,7 @@ def calibrate_dithered(
     """Return the scheme whose range ends at the largest value of a sample."""
     largest = float(np.abs(sample).max(initial=0))
     if not 0 < largest < np.inf:
-        raise InvalidParameters("a scale is calibrated on finite values, not all of them zero; give another sample")
+        raise InvalidParameters("calibrating a scale needs finite values that are not all zero; give another sample")
     scale = float(np.float32(largest / (1 << (bits - 1))))
     return DitheredQuantization(
         shape=sample.shape,

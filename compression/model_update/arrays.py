@@ -2,8 +2,8 @@
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
 change by an integer difference, which is exact up to its bound and clipped there; its weighted mean is rounded to the
-nearest integer. Both keep their dtype. Empty tensors, tensors that no pattern names, and booleans, whose sum has no
-meaning, stay as they were sent; training must not change a boolean. Other dtypes are refused by name.
+nearest integer. Both keep their dtype. Empty tensors, tensors that no pattern names, and booleans, which have no
+meaningful sum, stay as they were sent; training must not change a boolean. Other dtypes are refused by name.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tup
     """
     for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
         if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:
-            raise InvalidParameters(f"{key} names {idle[0]}, and the model has {', '.join(list(sent)[:8])}")
+            raise InvalidParameters(f"{key} names {idle[0]}, but the model has {', '.join(list(sent)[:8])}")
     left = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in excluded)]
     chosen = [name for name in left if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in chosen:
         if sent[name].dtype.kind not in "fiub":
             raise InvalidParameters(
-                f"tensor {name!r} is of dtype {sent[name].dtype}, which has no sum; leave it out of the record that is "
-                "aggregated, name the others in secagg-tensors, or send it as floats"
+                f"tensor {name!r} is of dtype {sent[name].dtype}, which cannot be summed; leave it out of the record "
+                "to aggregate, name the others in secagg-tensors, or send it as floats"
             )
     names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
     if not names:
         named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
         named += f" and secagg-exclude ({', '.join(excluded)}) does not" if excluded else ""
         raise InvalidParameters(
-            f"the model has no tensor of numbers with any elements{named}; send the arrays that clients train"
+            f"the model has no non-empty tensor of numbers{named}; send the arrays that clients train"
         )
     return names
 
@@ -75,20 +75,20 @@ def differences(
     summed = aggregated_names(sent) if names is None else tuple(names)
     if missing := sorted({*summed} - trained.keys() | trained.keys() - sent.keys()):
         raise InvalidParameters(
-            f"training returned other tensors than were sent and are summed: {missing[:4]}; return those and no new "
-            "ones, or name in secagg-tensors which ones are trained"
+            f"training did not return these tensors, which were sent and are summed: {missing[:4]}; return them, or "
+            "name in secagg-tensors which ones are trained"
         )
     for name, before in sent.items():
         if is_boolean(before) and name in trained and not np.array_equal(before, trained[name]):
             raise InvalidParameters(
-                f"training changed the boolean tensor {name!r}, which has no sum; send it as floats, or leave it as is"
+                f"training changed the boolean tensor {name!r}, which cannot be summed; send floats, or keep it"
             )
     update = dict[str, npt.NDArray[Any]]()
     for name in summed:
         before, after = sent[name], trained[name]
         if before.shape != after.shape:
             raise InvalidParameters(
-                f"tensor {name!r} was sent with shape {before.shape} and returned with {after.shape}"
+                f"tensor {name!r} was sent with shape {before.shape} but returned with {after.shape}"
             )
         if is_integer(before) and after.dtype.kind == "f" and np.array_equal(after, np.rint(after)):
             # Training turned integers into floats.
@@ -97,7 +97,7 @@ def differences(
             # A strategy or a saved model turned integers into floats.
             after = after.astype(np.float64)
         if is_integer(before) != is_integer(after) or after.dtype.kind not in "fiu":
-            raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} and returned as {after.dtype}")
+            raise InvalidParameters(f"tensor {name!r} was sent as {before.dtype} but returned as {after.dtype}")
         if is_integer(before):
             change = np.subtract(after, before, dtype=np.int64, casting="unsafe").astype(np.float64)
             change = np.clip(change, -integer_bound, integer_bound)

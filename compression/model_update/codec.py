@@ -1,6 +1,6 @@
 """Encodes a model's tensors as one payload: each by its own scheme, with segments of one kind merged.
 
-Part of a protocol's work grows with the number of segments and would dominate for a model of sixty small tensors;
+A part of a protocol's work grows with the number of segments, and would dominate for a model of sixty small tensors.
 ``merged`` says which segments are joined.
 """
 
@@ -91,25 +91,25 @@ def require_name(name: str) -> None:
     """Refuse an invalid name of a tensor."""
     require_text(name)
     if not 0 < len(name.encode()) <= MAXIMUM_NAME_BYTES:
-        raise InvalidParameters(f"a tensor's name has 1 to {MAXIMUM_NAME_BYTES} bytes; rename {name[:40]!r}")
+        raise InvalidParameters(f"a tensor's name must be 1 to {MAXIMUM_NAME_BYTES} bytes; rename {name[:40]!r}")
 
 
 def require_names(given: Mapping[Any, Any], due: Sequence[str], what: str) -> None:
-    """Refuse a value that is no mapping, has missing tensors, or has tensors that the model lacks."""
+    """Refuse a value that is not a mapping, lacks tensors, or has tensors that the model lacks."""
     if not _is_mapping(given):
-        raise Misuse(f"{what} is a mapping from the names of tensors to arrays; got {type(given).__name__}")
+        raise Misuse(f"{what} must be a mapping from tensor names to arrays; got {type(given).__name__}")
     missing, unknown = [name for name in due if name not in given], [name for name in given if name not in due]
     if missing:
-        raise Misuse(f"{what} lacks {listed(missing)}; give every tensor of the model, zeros where nothing changed")
+        raise Misuse(f"{what} lacks {listed(missing)}; give every tensor of the model, as zeros if it did not change")
     if unknown:
-        raise Misuse(f"{what} has {listed(unknown)}, which the model does not have; leave out what is not aggregated")
+        raise Misuse(f"{what} has {listed(unknown)}, which the model lacks; leave out tensors that are not aggregated")
 
 
 def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
     """Return an array of the required shape; a numpy scalar, the result of arithmetic on 0-d arrays, becomes one."""
     tensor = np.asarray(value) if isinstance(value, np.generic) else value
     if type(tensor) not in _PLAIN_ARRAYS:
-        raise Misuse(f"a tensor is a plain numpy array; got {type(tensor).__name__}; convert it")
+        raise Misuse(f"a tensor must be a plain numpy array; got {type(tensor).__name__}; convert it")
     if tensor.shape != shape:
         raise Misuse(
             f"expected an array of shape {shape}; got {tensor.shape}; reshape it, or make a plan for this model"
@@ -132,7 +132,7 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
                 )
             if stream.round_number != due.round_number:
                 raise InvalidParameters(
-                    f"its mask or signs are those of epoch {stream.round_number} and the update is of epoch "
+                    f"its mask or signs are for epoch {stream.round_number} but the update is for epoch "
                     f"{due.round_number}; refresh them"
                 )
             inner = (scheme.kept if isinstance(scheme, RandomPruning) else scheme.padded,)
@@ -146,7 +146,7 @@ def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
             _require_shape((scheme.length,), due)
             if (stream := scheme.rotation.stream).round_number != due.round_number:
                 raise InvalidParameters(
-                    f"its rotation is that of epoch {stream.round_number} and the update is of epoch "
+                    f"its rotation is for epoch {stream.round_number} but the update is for epoch "
                     f"{due.round_number}; refresh it"
                 )
         case _:
@@ -159,7 +159,7 @@ def _inside(due: PublicStream, shape: Shape) -> PublicStream:
 
 def _require_shape(shape: Shape, due: PublicStream) -> None:
     if shape != due.shape:
-        raise InvalidParameters(f"its scheme is made for shape {shape} and used for {due.shape}; make it for that")
+        raise InvalidParameters(f"its scheme is for shape {shape}, not {due.shape}; create one for that shape")
 
 
 def listed(names: Sequence[Any]) -> str:
@@ -217,8 +217,8 @@ def tables_of(scheme: LinearDecoder[Any]) -> Tables:
         return ()
     if not hasattr(scheme, "decode_summed"):
         raise InvalidParameters(
-            f"its {type(scheme).__name__} sends indices and decodes nothing but histograms; have histograms released, "
-            "or give the scheme `tables` and `decode_summed`"
+            f"its {type(scheme).__name__} sends indices but only decodes histograms; release histograms, or give the "
+            "scheme `tables` and `decode_summed`"
         )
     tables = cast("IndexedDecoder[Any]", scheme).tables
     require_tables(layout, tables)
@@ -301,7 +301,7 @@ class ModelUpdate:
         ):
             raise Misuse("a model update needs a tuple of at least one TensorScheme")
         if type(self.source) is not CalibrationSource:
-            raise Misuse(f"source is a CalibrationSource; got {self.source!r}")
+            raise Misuse(f"source must be a CalibrationSource; got {self.source!r}")
         require_integer("epoch", self.epoch, 0, MAXIMUM_EPOCH)
         if len(set(self.names)) < len(self.tensors):
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
@@ -380,7 +380,7 @@ class ModelUpdate:
         """Return the decoded sum (of histograms or codewords) divided by its denominators, which are removed.
 
         Raises:
-            ThresholdNotMet: nobody trained.
+            ThresholdNotMet: no client trained.
         """
         counted = self.counted(aggregate)
         if counted.is_empty:
@@ -406,7 +406,7 @@ class ModelUpdate:
     def part(self, aggregate: Aggregate, name: str) -> Aggregate:
         """Return one tensor's part of an aggregate of histograms or of sums of codewords."""
         if name not in self.names:
-            raise Misuse(f"{listed([name])} is none of the model's tensors")
+            raise Misuse(f"{listed([name])} is not one of the model's tensors")
         position = self.names.index(name)
         if self._is_summed(aggregate):
             require_summed(aggregate.layout, self.layout, self.tables, aggregate.contributors)
@@ -421,7 +421,7 @@ class ModelUpdate:
         if layout != self.layout:
             what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
             raise Misuse(
-                f"the layout belongs to other {what} than those of epoch {self.epoch}; fetch the parameters of epoch "
+                f"the layout belongs to other {what} than those of epoch {self.epoch}; get the parameters of epoch "
                 f"{self.epoch} and encode again",
                 reason=Reason.LAYOUT_MISMATCH,
             )
@@ -461,7 +461,7 @@ class ModelUpdate:
 def _in_shape(decoded: Tensor, tensor: TensorScheme) -> Tensor:
     if decoded.shape != tensor.place:
         raise ContractViolation(
-            f"its scheme was given shape {tensor.place} and decodes to {decoded.shape}; repair its decode()"
+            f"its scheme was given shape {tensor.place} but decodes to {decoded.shape}; fix its decode()"
         )
     return decoded.reshape(tensor.shape)
 

@@ -106,7 +106,7 @@ class Quantized(FitsEvery):
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:
         if self.per_channel and len(place.shape) < 2:  # noqa: PLR2004 -- channels, and values in each
-            raise InvalidParameters(f"channels need two dimensions, and the shape is {place.shape}; quantize it as one")
+            raise InvalidParameters(f"channels need two dimensions, but the shape is {place.shape}; quantize it as one")
         if sample is None or not sample.any():
             return _former(previous, ScalarQuantization, place.shape)
         return scalar_quantization.calibrate(
@@ -230,10 +230,10 @@ class Sketched(FitsEvery):
 
 
 def _former(previous: Scheme | None, kind: type[_Kind], shape: Shape) -> _Kind:
-    """Return the previous epoch's scheme, for lack of a useful sample."""
+    """Return the previous epoch's scheme, for use without a sample."""
     if isinstance(previous, kind) and previous.shape == shape:
         return previous
-    raise InvalidParameters("there is no sample to calibrate on, or only zeros; calibrate on an update that moves it")
+    raise InvalidParameters("there is no sample to calibrate on, or it is zero; calibrate on a non-zero update")
 
 
 def _seed(use: str, place: PublicStream) -> bytes:
@@ -266,8 +266,7 @@ class UpdatePlan:
     """A model's tensors, and a recipe for each.
 
     Tensors of more than one dimension are compressed; the others (biases and norms) are sent plain. ``chosen``
-    overrides this by name. A tensor that the compressing recipe does not fit is sent plain too; a chosen recipe must
-    fit.
+    overrides this by name and must fit. A tensor that the compressing recipe does not fit is sent plain too.
     """
 
     shapes: Mapping[str, Shape]
@@ -280,13 +279,13 @@ class UpdatePlan:
     def __post_init__(self) -> None:
         require_seed(self.seed)
         if not self.shapes:
-            raise InvalidParameters("a plan is for a model of at least one tensor")
+            raise InvalidParameters("a plan needs a model with at least one tensor")
         for name, shape in self.shapes.items():
             require_name(name)
             with named(name):
                 require_shape(shape)
         if unknown := [name for name in self.chosen if name not in self.shapes]:
-            raise InvalidParameters(f"recipes are chosen for {listed(unknown)}, which the model lacks; correct them")
+            raise InvalidParameters(f"recipes name {listed(unknown)}, which the model lacks; correct the names")
         for name, recipe in self.chosen.items():
             if not recipe.fits(self.shapes[name]):
                 with named(name):
@@ -311,7 +310,7 @@ class UpdatePlan:
             previous: the previous epoch's parameters, from which codebooks start; they stay where the sample is zero.
         """
         if previous is not None and previous.epoch >= epoch:
-            raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count on from there")
+            raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count epochs one by one")
         if calibration is not None:
             require_names(calibration.sample, tuple(self.shapes), "a sample")
         former = {} if previous is None else {tensor.name: tensor for tensor in previous.tensors}

@@ -163,8 +163,8 @@ def _write(writer: Writer, scheme: _Scheme, depth: int = 1) -> None:
             writer.integer(scheme.cohort, 8).fixed(scheme.seed, SEED_BYTES)
         case _:
             raise InvalidParameters(
-                f"the parameters of {type(scheme).__name__} have no encoding here; make it from a factory with "
-                "CustomScheme, or send them in a message of your own"
+                f"the parameters of {type(scheme).__name__} have no encoding here; create it from a factory with "
+                "CustomScheme, or send them in your own message"
             )
 
 
@@ -223,8 +223,8 @@ def decode_parameters(
 
     Args:
         maximum_elements: maximum total elements of the tensors, padded or sketched.
-        custom: factories that the reader chose, by name; any other custom scheme is refused. A message never causes an
-        import.
+        custom: factories that the reader chose, by name; other custom schemes are refused. A message never imports
+        code.
 
     Raises:
         MalformedMessage: anything that ``encode_parameters`` would not have written, or too many elements.

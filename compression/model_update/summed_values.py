@@ -69,8 +69,8 @@ def known_lengths(sent: Arrays, joined: Sequence[str], lengths: Sequence[float])
     """
     if lengths and (len(lengths) != 1 + len(joined) or not all(isfinite(one) and one >= 0 for one in lengths)):
         raise MalformedMessage(
-            f"there are {len(lengths)} lengths, and {len(joined)} tensors have {1 + len(joined)}; each is a number "
-            "from 0 on",
+            f"{len(joined)} tensors need {1 + len(joined)} lengths, each a number of at least 0; got {len(lengths)} "
+            "or an invalid one",
             reason=Reason.NOT_CANONICAL,
         )
     sizes = tuple(sent[name].size for name in joined)
@@ -176,8 +176,8 @@ def take_lengths(  # noqa: PLR0913 -- what a round is about
     relative = known.middle(shares)
     if relative[0] >= known.longest:
         LOG.warning(
-            "at least half of the updates are longer than the longest level, %.3g times what is known; the model moves "
-            "by that level, and the next round knows more",
+            "at least half of the updates are longer than the longest level, %.3g times the known length; the model "
+            "moves by that level, and the next round uses a longer one",
             known.longest,
         )
     length, after = known.after(relative, whole_code(update).rotation)

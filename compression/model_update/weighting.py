@@ -137,8 +137,8 @@ def weighted(
         warn_once(
             LOG,
             f"few different values in {', '.join(coarse)}: times a weight below 1 they are rounded at random to "
-            "multiples of that distance, since a weighted sum of finer ones can reveal each client's; with equal "
-            "weights there is no such noise",
+            "multiples of their distance, since a weighted sum of finer ones can reveal each client's; equal weights "
+            "do not add this noise",
         )
     found[COUNTS] = np.array([examples, examples > 0][: counts.length], dtype=np.float64)
     return found
@@ -222,12 +222,12 @@ def require_weighable(schemes: Mapping[str, Any]) -> None:
     for name, scheme in schemes.items():
         if name != COUNTS and any(isinstance(segment, IndexSegment) for segment in scheme.layout.segments):
             raise InvalidParameters(
-                f"{name} sends indices, which are votes and count once each: give all clients equal weights, or take "
-                "a scheme without indices"
+                f"{name} sends indices, which are votes that all count once: give all clients equal weights, or use a "
+                "scheme without indices"
             )
         if getattr(getattr(inmost(scheme), "rounding", None), "name", "") == "NEAREST_EVEN":
             raise InvalidParameters(
-                f"{name} rounds to the nearest code, which loses what light clients send; round at random"
+                f"{name} rounds to the nearest code, which loses the updates of light clients; round at random"
             )
 
 
@@ -269,7 +269,7 @@ class Counted:
         if self.trained is not None:
             trained = f"{self.trained} trained"
         elif self.examples is None:
-            return "nobody knows how many trained"
+            return "the number that trained is unknown"
         else:
             trained = f"at least {self.trained_at_least} trained"
         return trained if self.examples is None else f"{trained}, with {self.examples} examples in all"

@@ -248,7 +248,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--compression", "sq", "--bits", "8"], "--bits is not for --compression sq"),
         (["--protocol", "enclave", "--bits", "8"], "--bits is not for --compression pq"),
         (["--codewords", "8"], "--codewords is not for --compression none"),
-        (["--protocol", "enclave", "--codewords", "1"], "a codebook has 2 codewords or more"),
+        (["--protocol", "enclave", "--codewords", "1"], "a codebook must have at least 2 codewords"),
         (["--protocol", "enclave", "--dimension", "100"], "a model of 100 values is too small"),
         (["--cheat", "1"], "pairwise has no misbehavior that it would detect"),
         (["--protocol", "two-servers", "--cheat", "11"], "--cheat leaves fewer than"),

@@ -71,7 +71,7 @@ def test_a_vector_of_floats_is_sent_to_the_scheme_that_rounds() -> None:
     ids=repr,
 )
 def test_a_bound_that_the_ring_does_not_hold_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameters, match="bound is an integer"):
+    with pytest.raises(InvalidParameters, match="bound must be an integer"):
         scheme(**bad)
 
 

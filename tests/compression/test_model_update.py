@@ -249,7 +249,7 @@ def test_missing_and_unknown_tensors_are_listed() -> None:
     del update["fc.weight"], update["temperature"]
     with pytest.raises(Misuse, match=r"lacks 'fc\.weight', 'temperature'"):
         model().encode(update, COINS)
-    with pytest.raises(Misuse, match="has 'extra', 'more', which the model does not have"):
+    with pytest.raises(Misuse, match="has 'extra', 'more', which the model lacks"):
         model().encode({**update_of(), "extra": np.zeros(1), "more": np.zeros(1)}, COINS)
     with pytest.raises(Misuse, match="'a1', 'a2', 'a3', 'a4' and 96 more"):
         model().encode({**update_of(), **{f"a{number}": np.zeros(1) for number in range(1, 101)}}, COINS)
@@ -260,7 +260,7 @@ def test_an_update_of_another_epoch_is_refused() -> None:
     stale = aggregate(old, update_of())
     with pytest.raises(
         Misuse,
-        match=r"^the layout belongs to other public parameters than those of epoch 4; fetch the parameters of epoch 4",
+        match=r"^the layout belongs to other public parameters than those of epoch 4; get the parameters of epoch 4",
     ) as caught:
         new.decode(stale)
     assert caught.value.reason is Reason.LAYOUT_MISMATCH

@@ -192,7 +192,7 @@ def test_the_rate_follows_from_the_cohort() -> None:
         assert abs(law(cohort, bits) - 0.97 / 1.6) < 0.06
     with pytest.raises(InvalidParameters, match="cohort is an integer"):
         places_for(0)
-    with pytest.raises(InvalidParameters, match="cohort_bits is a positive number"):
+    with pytest.raises(InvalidParameters, match="cohort_bits must be a positive number"):
         places_for(20, math.nan)
 
 
@@ -254,8 +254,8 @@ def test_the_most_places_are_encoded_and_counted() -> None:
     [
         ({"places": 0}, "places is an integer"),
         ({"places": MAXIMUM_PLACES + 1}, "places is an integer"),
-        ({"unit": 0.0}, "unit is a float"),
-        ({"unit": math.nan}, "unit is a float"),
+        ({"unit": 0.0}, "unit must be a float"),
+        ({"unit": math.nan}, "unit must be a float"),
         ({"sizes": (4, 14)}, "sizes are integers"),
         ({"sizes": (4, 15), "scales": (1.0,)}, "scales are 2 numbers"),
         ({"scales": (math.nan,)}, "scales are 1 numbers"),

@@ -147,7 +147,7 @@ def test_weights_need_random_rounding_and_no_indices() -> None:
             require_weighable(schemes)
     settings = SecAggSettings(compression="custom:Scheme", protocol="enclave", roster="any")
     choice = SchemeChoice(settings, CLIENTS, outside)
-    with pytest.raises(InvalidParameters, match="secagg/update sends indices, which are votes and count once each"):
+    with pytest.raises(InvalidParameters, match="secagg/update sends indices, which are votes that all count once"):
         choice.parameters({"w": np.zeros((5, 10), np.float32)}, seed=bytes(32), epoch=0)
 
 

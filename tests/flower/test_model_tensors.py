@@ -81,11 +81,11 @@ def test_the_mean_of_integers_is_rounded_to_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        ({"w": np.zeros((3, 4), np.float32)}, "other tensors than were sent"),
-        ({**trained(0, 0), "extra": np.zeros(1)}, "other tensors than were sent"),
+        ({"w": np.zeros((3, 4), np.float32)}, "did not return these tensors"),
+        ({**trained(0, 0), "extra": np.zeros(1)}, "did not return these tensors"),
         ({**trained(0, 0), "w": np.zeros((4, 3), np.float32)}, "'w' was sent with shape"),
-        ({**trained(0, 0), "n": np.array(7.5)}, "'n' was sent as int64 and returned as float64"),
-        ({**trained(0, 0), "w": np.zeros((3, 4), bool)}, "'w' was sent as float32 and returned as bool"),
+        ({**trained(0, 0), "n": np.array(7.5)}, "'n' was sent as int64 but returned as float64"),
+        ({**trained(0, 0), "w": np.zeros((3, 4), bool)}, "'w' was sent as float32 but returned as bool"),
     ],
 )
 def test_what_is_no_update_of_the_model_is_refused_by_name(after: dict[str, Any], said: str) -> None:
