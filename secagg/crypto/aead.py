@@ -32,11 +32,11 @@ class AeadHeader:
 
     def __post_init__(self) -> None:
         if type(self.message_kind) is not int or not 0 <= self.message_kind < _KIND_LIMIT:
-            raise InvalidParameters(f"a message kind is an integer below 2^16; got {self.message_kind!r}")
+            raise InvalidParameters(f"a message kind must be an integer below 2^16; got {self.message_kind!r}")
         if (type(self.context), type(self.sender), type(self.receiver)) != (SessionContext, ClientId, ClientId):
-            raise Misuse("a header is of a SessionContext, from a ClientId, to a ClientId")
+            raise Misuse("a header needs a SessionContext and two ClientIds")
         if self.sender == self.receiver:
-            raise InvalidParameters(f"{self.sender} seals no message to itself")
+            raise InvalidParameters(f"{self.sender} must not seal a message to itself")
 
     @property
     def nonce(self) -> bytes:
@@ -87,7 +87,7 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
 
     Implements: [SP 800-38D] §7.2.
     Raises:
-        MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
+        MalformedMessage: the ciphertext does not have the length for a plaintext of ``length`` bytes.
         AuthenticationFailed: the tag does not verify; the sender or the relaying server is responsible.
     """
     _require_key(key)
@@ -105,4 +105,4 @@ def open_sealed(key: Secret, header: AeadHeader, sealed: bytes, *, kind: str, le
 def _require_key(key: Secret) -> None:
     require_secret(key)
     if len(key) != AEAD_KEY_BYTES:
-        raise InvalidParameters(f"an AEAD key has {AEAD_KEY_BYTES} bytes; got {key!r}")
+        raise InvalidParameters(f"an AEAD key must be {AEAD_KEY_BYTES} bytes; got {key!r}")

@@ -18,12 +18,12 @@ CHECK_KEY_BYTES: Final = 16
 def check_words(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
     """Return ``count`` check words of a vector; the key's public vector is generated in parts.
 
-    Word w is the inner product of the values with the public vector from element w on. An error whose last element of
-    least valuation v is unit times 2^v reaches the words through as many elements of the public vector as there are
-    words; modulo 2 their matrix is triangular with ones on the diagonal. So the words of any one error are uniform and
-    independent multiples of 2^v, as if each word had a separate public vector.
+    Word w is the inner product of the values with the public vector from element w on. Consider an error, and its last
+    element of lowest valuation v, a unit times 2^v. It reaches each word through a different element of the public
+    vector; modulo 2 the matrix of these elements is triangular with ones on the diagonal. So the words of any one error
+    are uniform and independent multiples of 2^v, as if each word had its own public vector.
 
-    Claim RI-6: this is run on terms, with an ideal public vector.
+    Claim RI-6: verified on symbolic terms, with an ideal public vector.
     """
     per_piece, words = SEGMENT_BYTES // ring.word_bytes, [0] * count
     memory = ring.zeros(min(per_piece, values.size) + count - 1)

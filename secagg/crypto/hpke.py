@@ -1,4 +1,4 @@
-"""Sealing to one holder of a key pair, in either suite: HPKE, with a fresh encapsulation for every message.
+"""HPKE sealing to the holder of a key pair, in either suite, with a fresh encapsulation for every message.
 
 A receiver's key pair is derived from a root and a context, like every key pair of the library. ``hybrid_key_agreement``
 has the hybrid suite; this module has the classic one and selects the suite.

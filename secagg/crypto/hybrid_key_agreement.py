@@ -1,8 +1,8 @@
 """The hybrid suite: ML-KEM-768 and X25519 combined in HPKE; an attacker must break both.
 
-A key encapsulation is not a key agreement: no secret follows from two public keys alone. So one end of an edge chooses
-a pairwise seed, as a pseudorandom function of its root, and seals it to the other end's mask key; the shares of either
-root recover it.
+A key encapsulation is not a key agreement: two public keys alone do not determine a secret. So one end of an edge
+chooses a pairwise seed, as a pseudorandom function of its root, and seals it to the other end's mask key; the shares of
+either root recover it.
 
 Importing this module fails if the backend has no ML-KEM.
 """
@@ -134,7 +134,7 @@ def seal_edge_seed(
     """Seal an edge's seed to the receiving end's mask key."""
     require_secret(seed)
     if len(seed) != KEY_BYTES:
-        raise Misuse(f"an edge seed has {KEY_BYTES} bytes; got {seed!r}")
+        raise Misuse(f"an edge seed must be {KEY_BYTES} bytes; got {seed!r}")
     return receiver_key.seal(seed, _edge_info(sender, receiver, context))
 
 
@@ -143,7 +143,7 @@ def open_edge_seed(
 ) -> Secret:
     """Open an edge's seed with the receiving end's mask key pair."""
     if receiver_pair.role is not KeyRole.MASK:
-        raise Misuse(f"{receiver_pair!r} opens no edge seed; use the client's mask key pair")
+        raise Misuse(f"{receiver_pair!r} cannot open an edge seed; use the client's mask key pair")
     info = _edge_info(sender, receiver, context)
     return receiver_pair.open("pairwise_seed", sealed, KEY_BYTES, info, culprits=unverified(sender))
 
@@ -154,7 +154,7 @@ def _edge_info(sender: ClientId, receiver: ClientId, context: SessionContext) ->
 
 def _edge(sender: ClientId, receiver: ClientId, context: SessionContext) -> tuple[bytes, bytes, bytes]:
     if type(context) is not SessionContext:
-        raise Misuse("an edge is bound to a SessionContext")
+        raise Misuse("an edge needs a SessionContext")
     if sender == receiver:
         raise Misuse(f"{sender} has no edge to itself; remove it from its own neighbours")
     return context.digest, sender.encode(), receiver.encode()

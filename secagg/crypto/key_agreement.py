@@ -99,9 +99,9 @@ class X25519KeyPair(Confined):
         if self.role is not role:
             raise Misuse(f"this key pair is for the {self.role.value} role; use the {role.value} key pair here")
         if type(context) is not SessionContext:
-            raise Misuse("a key agreement is bound to a SessionContext")
+            raise Misuse("a key agreement needs a SessionContext")
         if own_id == peer[0]:
-            raise Misuse(f"{own_id} agrees on no key with itself; remove it from its own neighbours")
+            raise Misuse(f"{own_id} cannot agree on a key with itself; remove it from its own neighbours")
 
     def _exchange(self, peer_id: ClientId, peer_key: X25519PublicKey) -> Secret:
         if self._private is None:

@@ -187,7 +187,7 @@ def frame(*parts: bytes) -> bytes:
     framed: list[bytes] = []
     for part in parts:
         if type(part) is not bytes:
-            raise Misuse(f"a bound part is bytes; got {type(part).__name__}, whose length may count something else")
+            raise Misuse(f"a bound part must be bytes; got {type(part).__name__}, whose length may not count bytes")
         length = len(part)
         framed.append(_LENGTHS[length] if length < _SHORT else _long(length))
         framed.append(part)

@@ -110,10 +110,10 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
 
     Raises:
         InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
-        Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is no ``Secret``, was wiped, or is
-        given twice, so its masks would cancel or double. In both cases nothing was added.
+        Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is not a ``Secret``, was wiped, or
+        is repeated, so its masks would cancel or double. In both cases nothing was added.
 
-    Security: a key is used for one mask, once. Two vectors under one mask reveal their difference. After any other
+    Security: use a key for only one mask, once. Two vectors under one mask reveal their difference. After any other
     error ``total`` is overwritten with zeros, so that no partially masked vector remains.
     """
     _check_target(total, ring)
@@ -121,9 +121,9 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
     signed_keys = [(add_into, key) for key in add] + [(subtract_into, key) for key in subtract]
     _check_keys([key for _, key in signed_keys])
     if type(threads) is not int or threads < 1:
-        raise InvalidParameters(f"threads is an integer of at least 1; got {threads!r}")
+        raise InvalidParameters(f"threads must be an integer of at least 1; got {threads!r}")
     if generator is not None and type(generator) is not Generator:
-        raise Misuse(f"generator is a Generator; got {generator!r}")
+        raise Misuse(f"generator must be a Generator; got {generator!r}")
     is_long = total.size * ring.word_bytes * len(signed_keys) >= MEASURED_BYTES
     chosen = generator or (fastest(len(signed_keys[0][1])) if is_long else Generator.GCM)
     job = _Job(ring, signed_keys, first_segment, chosen)
@@ -245,13 +245,13 @@ def _cut_at_segments(start: int, length: int, per_segment: int, parts: int) -> l
 def _check_target(total: RingVector, ring: Ring) -> None:
     ring.require_form(total)
     if not (total.flags.c_contiguous and total.flags.writeable):
-        raise Misuse("an accumulator is contiguous and writeable; pass a copy of the vector")
+        raise Misuse("an accumulator must be contiguous and writeable; pass a copy of the vector")
 
 
 def _check_range(ring: Ring, start: int, length: int, first_segment: int) -> None:
     if any(type(value) is not int or value < 0 for value in (start, length, first_segment)):
         raise InvalidParameters(
-            f"start, length and first_segment are integers and not negative; got {start}, {length} and {first_segment}"
+            f"start, length and first_segment must be integers of at least 0; got {start}, {length}, {first_segment}"
         )
     if (first_segment + segment_count(ring, start + length)) * SEGMENT_BYTES > KEY_LIMIT_BYTES:
         raise InvalidParameters(
@@ -264,8 +264,8 @@ def _check_keys(keys: Sequence[Secret]) -> None:
     for key in keys:
         require_secret(key)
         if len(key) not in _KEY_BYTES:
-            raise InvalidParameters(f"a mask key has 16 or 32 bytes; {key!r} has {len(key)}")
+            raise InvalidParameters(f"a mask key must be 16 or 32 bytes; {key!r} is {len(key)}")
     # Safe because: the digests are of uniform keys and are only compared with each other, so neither they nor the time
     # to find two equal ones help to guess a key.
     if len({hashlib.sha256(key.expose()).digest() for key in keys}) < len(keys):
-        raise Misuse("a mask key is given twice; its masks would cancel or double, and expose the vector")
+        raise Misuse("a mask key occurs twice; its masks would cancel or double, and expose the vector")

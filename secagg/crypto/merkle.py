@@ -24,7 +24,7 @@ class MerkleTree:
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
         if not leaves:
-            raise InvalidParameters("a tree has at least one leaf")
+            raise InvalidParameters("a tree needs at least one leaf")
         self._levels = [list(leaves)]
         while len(below := self._levels[-1]) > 1:
             level = [_node(below[index], below[index + 1]) for index in range(0, len(below) - 1, 2)]
@@ -78,7 +78,7 @@ def recover_root(count: int, leaves: Mapping[int, bytes], proof: Sequence[bytes]
             above[index // 2] = _node(known[index], other) if index < sibling else _node(other, known[index])
         known, width = above, (width + 1) // 2
     if next(rest, None) is not None:
-        raise MalformedMessage("the proof has nodes that it does not need", reason=Reason.TRAILING_BYTES)
+        raise MalformedMessage("the proof has too many nodes", reason=Reason.TRAILING_BYTES)
     return known[0]
 
 

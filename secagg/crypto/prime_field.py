@@ -38,7 +38,7 @@ def decode(data: bytes | bytearray | memoryview) -> int:
     element = int.from_bytes(data, "big")
     if element >= PRIME:
         raise MalformedMessage(
-            "the bytes spell a number that is not below 2^256 - 189; encode the reduced value",
+            "the bytes encode a number that is not below 2^256 - 189; encode the reduced value",
             reason=Reason.NOT_CANONICAL,
         )
     return element
@@ -105,6 +105,4 @@ def invert_all(elements: Sequence[int]) -> list[int]:
 
 
 def _not_uniform() -> Misuse:
-    return Misuse(
-        f"the coins kept giving values above the prime, {_REJECTION_ROUNDS} draws in a row; pass uniform coins"
-    )
+    return Misuse(f"the coins gave values above the prime {_REJECTION_ROUNDS} times in a row; pass uniform coins")

@@ -68,7 +68,7 @@ class X25519PublicKey:
             low-order point, which makes the shared secret a constant.
         """
         if type(self.encoded) is not bytes:
-            raise Misuse(f"a public key is made from bytes; got {type(self.encoded).__name__}")
+            raise Misuse(f"a public key must be bytes; got {type(self.encoded).__name__}")
         require_length("a public key", len(self.encoded), X25519_BYTES, culprits)
         coordinate = int.from_bytes(self.encoded, "little")
         if coordinate >= _FIELD:
@@ -87,9 +87,9 @@ def require_derivable(root: Secret, role: KeyRole, attempt: AttemptContext) -> N
     """Refuse invalid inputs to the derivation of a key pair, in either suite."""
     require_secret(root)
     if type(role) is not KeyRole or type(attempt) is not AttemptContext:
-        raise Misuse("a key pair is derived for a KeyRole in an AttemptContext")
+        raise Misuse("deriving a key pair needs a KeyRole and an AttemptContext")
     if len(root) != ROOT_BYTES:
-        raise Misuse(f"a key pair is derived from a root of {ROOT_BYTES} bytes; got {root!r}")
+        raise Misuse(f"a key pair's root must be {ROOT_BYTES} bytes; got {root!r}")
 
 
 def sealed_with(suite: Any, plaintext: Secret, key: Any, info: bytes) -> bytes:  # noqa: ANN401 -- the backend's
@@ -101,7 +101,7 @@ def sealed_with(suite: Any, plaintext: Secret, key: Any, info: bytes) -> bytes: 
     """
     require_secret(plaintext)
     if type(info) is not bytes:
-        raise Misuse(f"info is bytes; got {type(info).__name__}, and nothing would be bound")
+        raise Misuse(f"info must be bytes, or nothing would be bound; got {type(info).__name__}")
     sealed: bytes = suite.encrypt(plaintext.expose(), key, info)
     return sealed
 
@@ -118,8 +118,8 @@ class OpeningPair(Confined):
         """Decrypt a message sealed to this pair; ``culprits`` are its sender and its relay.
 
         Raises:
-            MalformedMessage: the ciphertext is not that of a plaintext of ``length`` bytes.
-            AuthenticationFailed: sealed to another key or with another info, or altered.
+            MalformedMessage: the ciphertext does not have the length for a plaintext of ``length`` bytes.
+            AuthenticationFailed: it was altered, or sealed to another key or with another info.
         """
         require_length(f"a sealed {kind}", len(sealed), length + self._overhead, culprits)
         if self._private is None:

@@ -51,7 +51,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if type(self.modulus_bits) is not int or not 1 <= self.modulus_bits <= MAXIMUM_MODULUS_BITS:
-            raise InvalidParameters(f"modulus_bits is in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
+            raise InvalidParameters(f"modulus_bits must be in 1..{MAXIMUM_MODULUS_BITS}; got {self.modulus_bits!r}")
         word_bits = max(8, 1 << (self.modulus_bits - 1).bit_length())
         object.__setattr__(self, "word_bits", word_bits)
         object.__setattr__(self, "word_bytes", word_bits // 8)
@@ -70,7 +70,7 @@ class Ring:
     def zeros(self, length: int) -> RingVector:
         """Return the zero vector; a long one starts at a cache line, which speeds up adding by a few percent."""
         if type(length) is not int or length < 0:
-            raise InvalidParameters(f"a length is an integer and not negative; got {length!r}")
+            raise InvalidParameters(f"a length must be an integer of at least 0; got {length!r}")
         if length < _LONG_VECTOR:
             return np.zeros(length, dtype=self.word)
         spacious = np.zeros(length * self.word_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
@@ -87,14 +87,14 @@ class Ring:
         try:
             array = np.asarray(values)
         except ValueError:
-            raise Misuse("a ring vector is made from one dimension of integers; got rows of several lengths") from None
+            raise Misuse("a ring vector needs one dimension of integers; got rows of different lengths") from None
         if array.size == 0 and array.ndim == 1:
             return self.zeros(0)
         if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise Misuse(f"a ring vector is made from one dimension of integers; got {array.ndim} of {array.dtype}")
+            raise Misuse(f"a ring vector needs one dimension of integers; got {array.ndim} of {array.dtype}")
         if int(array.min()) < self.least or int(array.max()) > self.greatest:
             raise CapacityExceeded(
-                f"an input leaves [{self.least}, {self.greatest}], the range of {self.modulus_bits} bits; "
+                f"an input is outside [{self.least}, {self.greatest}], the range of {self.modulus_bits} bits; "
                 "clamp the inputs or choose a wider ring",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
@@ -104,7 +104,7 @@ class Ring:
     def require_form(self, vector: Any, length: int | None = None) -> None:  # noqa: ANN401 -- checked here
         """Refuse anything but a one-dimensional array of this ring's words, with the given length if any."""
         if type(vector) not in _PLAIN_ARRAYS or vector.dtype != self.word or vector.ndim != 1:
-            raise Misuse(f"a vector over {self.modulus_bits} bits is one dimension of {self.word}; got {_form(vector)}")
+            raise Misuse(f"a vector over {self.modulus_bits} bits must be a vector of {self.word}; got {_form(vector)}")
         if length is not None and vector.size != length:
             raise Misuse(f"expected a vector of {length} elements; got {vector.size}")
 
@@ -113,7 +113,7 @@ class Ring:
         self.require_form(vector, length)
         if self.modulus_bits < self.word_bits and vector.size and int(vector.max()) >> self.modulus_bits:
             raise CapacityExceeded(
-                f"an element is not below 2^{self.modulus_bits}; make vectors with Ring.from_integers",
+                f"an element is not below 2^{self.modulus_bits}; create vectors with Ring.from_integers",
                 reason=Reason.INPUT_OUT_OF_RANGE,
             )
         return vector
@@ -182,7 +182,7 @@ class Ring:
         """Unpack ``length`` elements; the number of bytes is checked before any allocation."""
         data = memoryview(data)
         if not data.c_contiguous:
-            raise Misuse("packed bytes are contiguous; pass a copy of the view")
+            raise Misuse("packed bytes must be contiguous; pass a copy of the view")
         self._require_packed(data, length)
         if self.modulus_bits == self.word_bits:
             return np.frombuffer(data, dtype=self.word).copy()
@@ -201,12 +201,12 @@ class Ring:
 
     def _require_packed(self, data: memoryview, length: int) -> None:
         if length < 0:
-            raise InvalidParameters(f"a length is not negative; got {length}")
+            raise InvalidParameters(f"a length must not be negative; got {length}")
         due = self.packed_bytes(length)
         require_length(f"a vector of {length} elements of {self.modulus_bits} bits", data.nbytes, due)
         spare = due * 8 - length * self.modulus_bits
         if spare and data.cast("B")[-1] >> (8 - spare):
-            raise MalformedMessage("the bits that fill the last byte must be zero", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("the padding bits of the last byte must be zero", reason=Reason.NOT_CANONICAL)
 
 
 def capacity(bits: int, modulus_bits: int) -> int:

@@ -50,13 +50,13 @@ class Secret(Confined):
         try:
             self._buffer = _Buffer(memoryview(data))
         except TypeError:
-            raise Misuse(f"a {kind} is made from bytes; got {type(data).__name__}") from None
+            raise Misuse(f"a {kind} must be bytes; got {type(data).__name__}") from None
         self._wiped = False
 
     @classmethod
     def random(cls, kind: str, count: int, coins: Coins) -> Self:
         if count < 1:
-            raise InvalidParameters(f"a secret has at least one byte; asked for {count}")
+            raise InvalidParameters(f"a secret must have at least one byte; got a count of {count}")
         drawn = draw_exactly(count, coins)
         try:
             return cls(kind, drawn)
@@ -142,11 +142,11 @@ def draw_exactly(count: int, coins: Coins) -> bytearray:
     """Draw coins and check their number; the caller overwrites them."""
     drawn = coins.draw(count)
     if type(drawn) is not bytearray:
-        raise Misuse(f"coins are drawn into a bytearray, which can be overwritten; got {type(drawn).__name__}")
+        raise Misuse(f"coins must return a bytearray, which can be wiped; got {type(drawn).__name__}")
     if len(drawn) != count:
         returned = len(drawn)
         overwrite(drawn)
-        raise Misuse(f"the coins returned {returned} bytes where {count} were asked for; repair their draw()")
+        raise Misuse(f"the coins returned {returned} bytes instead of {count}; fix their draw()")
     return drawn
 
 

@@ -108,7 +108,7 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
 
     Implements: [MS81], with the wrong shares located by [Mas69].
     Args:
-        kind: what the secret is, for its ``repr`` and error messages.
+        kind: name of the secret, for its ``repr`` and error messages.
     Returns:
         The secret, and the points whose shares are not on its polynomial. When at most
         ``(len(shares) - threshold) // 2`` shares are wrong, it is the secret that was dealt and these are they.
@@ -117,7 +117,7 @@ def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstruct
             ``threshold`` misses more than ``(len(shares) - threshold) // 2`` of the shares; ``culprits`` is empty.
         ThresholdNotMet: fewer than ``threshold`` shares were given.
         Misuse: a share was wiped.
-    Claim SH-3: this decoder, that of ``one_message``, and dealing are compared with a reference that is proved.
+    Claim SH-3: this decoder, the one of ``one_message``, and dealing are compared with a proved reference.
     Security: more wrong holders than that, if they collude, can move the shares close to another polynomial; then a
     wrong secret results and honest holders are named. Blame no holder before comparing the secret with its commitment.
     """
@@ -197,7 +197,7 @@ class LagrangeWeights:
         and one wrong share among exactly ``threshold`` is not: compare the secret with its commitment.
         """
         if tuple(share.point for share in shares) != self.points:
-            raise Misuse("the shares are not at the points of these weights; pass one for each, in order")
+            raise Misuse("the shares do not match the points of these weights; pass one per point, in order")
         return _combine(self, [_element(share) for share in shares], kind)
 
 
@@ -208,7 +208,7 @@ def _prepare(shares: Sequence[Share], threshold: int) -> tuple[LagrangeWeights, 
 
 def _combine(weights: LagrangeWeights, elements: Sequence[int], kind: str) -> Secret:
     if any(_syndromes(weights, elements)):
-        raise _irreconcilable("at least one is wrong; call correct() on them, or remove the wrong ones")
+        raise _irreconcilable("at least one is wrong; call correct(), or remove the wrong ones")
     value = weights.scale * sum(map(mul, weights.factors, elements)) % PRIME
     return Secret(kind, prime_field.encode(value))
 
@@ -283,7 +283,7 @@ def _shareable(secret: Secret) -> int:
         return prime_field.decode(secret.expose())
     except MalformedMessage:
         raise InvalidParameters(
-            f"the {secret.kind} cannot be shared: it is not {ELEMENT_BYTES} bytes that spell a number below "
+            f"the {secret.kind} cannot be shared: it must be {ELEMENT_BYTES} bytes that encode a number below "
             "2^256 - 189; draw it with prime_field.random_root"
         ) from None
 
@@ -318,7 +318,7 @@ def _decoded(point: int, value: memoryview, culprits: Iterable[Party]) -> int:
 
 def _check_threshold(threshold: int) -> None:
     if type(threshold) is not int or not 1 <= threshold <= MAX_HOLDERS:
-        raise InvalidParameters(f"a threshold is an integer in [1, {MAX_HOLDERS}]; got {threshold}")
+        raise InvalidParameters(f"a threshold must be an integer in [1, {MAX_HOLDERS}]; got {threshold}")
 
 
 def _check_point(point: int, culprits: Iterable[Party] = UNDECIDED) -> None:
