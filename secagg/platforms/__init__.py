@@ -1,6 +1,6 @@
 """Common parts of plug-ins for federated-learning platforms: settings, policies, schemes, keys, ledgers and rounds.
 
-This module has their log, which never holds a secret, and the codes that tell the server why a client left.
+This module has their log, which never contains a secret, and the codes that tell the server why a client left.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _KILO: Final = 1000
 
 
 class Left(StrEnum):
-    """Code that tells the server why a client left; independent of data."""
+    """Code that tells the server why a client left; independent of the client's data."""
 
     TERMS = "terms"
     VERSION = "version"
     LEFT = "left"
     FOREIGN = "foreign"
-    """The reply is none of this protocol's."""
+    """The reply does not belong to this protocol."""
 
 
 ADVICE: Final[Mapping[Left, str]] = {
-    Left.TERMS: "the session is weaker than their policy accepts, or not what they were told; their own logs say why",
-    Left.VERSION: "they do not speak the round's form of messages (secagg-form); install a newer secagg there",
+    Left.TERMS: "the session is weaker than their policy accepts, or not what they expected; their own logs say why",
+    Left.VERSION: "they do not support the round's form of messages (secagg-form); install a newer secagg there",
     Left.LEFT: "their own logs say why",
     Left.FOREIGN: "their app failed, or it answered without secure aggregation",
 }

@@ -1,6 +1,6 @@
 """A client's node: its policy, its files and allowances, and the ledger of its uploads.
 
-The client's code sets them all; its node's operator can make them stricter, never looser. An operator gives a SuperNode
+The client's code sets them all; its node's operator can only make them stricter. An operator gives a SuperNode
 ``--node-config 'secagg-minimum-cohort=10 secagg-identity="/etc/secagg/client-3.key"'``.
 
 Two sums that differ in one client reveal that client's update. So a client uploads once per round of a task, round
@@ -71,7 +71,7 @@ class Chosen:
 
     def check(self, name: str, own: object) -> None:
         if type(own) is not tuple or any(type(one) is not str for one in cast("tuple[object, ...]", own)):
-            raise InvalidParameters(f"{name} must be names; got {own!r}")
+            raise InvalidParameters(f"{name} must be a list of names; got {own!r}")
 
     def stricter(self, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(one for one in own if one in given)
@@ -111,16 +111,16 @@ class ClientNode:
 
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     is_keyed: bool = False
-    """Whether this node takes part with its key or not at all: it has one, and whoever named it named no modes."""
+    """Whether this node only takes part with its key: it has one, and its code or operator set no modes."""
     identity: Annotated[str | None, Named("key file of this client, or a folder of them for simulations")] = None
     """In a folder, the partition's number selects the client. For active mode and protocols with certificates."""
     protocols: Annotated[tuple[str, ...], Chosen("accepted protocols")] = PROTOCOLS
-    """A protocol from outside the library must be named."""
+    """A custom protocol must be named."""
     allow_simulated_enclave: Annotated[bool, Allowed("whether to accept an enclave without attestation")] = False
     enclave_policy: Annotated[str | None, Named("file with the measurements that this client accepts")] = None
     """In the format of ``secagg.platforms.enclave_plug.load_judge``."""
     allow_simulated_second_server: Annotated[bool, Allowed("whether one server may simulate the other")] = False
-    servers: Annotated[str | None, Named("file with the keys of two servers that do not collude")] = None
+    servers: Annotated[str | None, Named("file with the keys of two non-colluding servers")] = None
     data_name: Annotated[str, Named("name of this client's data, to which uploads and budgets are charged")] = ""
     """Applies under any key and any authority; empty for the client's number. Clients with the same data must use the
     same name."""
@@ -128,7 +128,7 @@ class ClientNode:
     attempts: Annotated[int, maximum(1 << 32, "maximum number of uploads for one model, in all runs")] = ATTEMPTS
     allow_repeats: Annotated[bool, Allowed("whether runs may repeat uploads, in simulations")] = False
     required: Annotated[bool, Required("whether a Flower node refuses every message but the protocol's")] = False
-    """Evaluation in the clear as well."""
+    """Also refuses evaluation in the clear."""
     noise: Annotated[float, Amount("deviation of all clients' noise over what one can change", is_minimum=True)] = 0.0
     norm: Annotated[float, Amount("norm to which this client clips its change")] = 0.0
     """A session with other noise, or with none, is refused."""
@@ -169,25 +169,25 @@ class ClientNode:
         """Refuse a protocol that this client does not accept, or that cannot enforce its policy."""
         if protocol not in self.protocols:
             raise InvalidParameters(
-                f"the server asks for {protocol}, and this client accepts {', '.join(self.protocols) or 'no protocol'}"
-                f"; add it to {PREFIX}protocols if you trust the parties that it trusts",
+                f"the server asks for {protocol}, but this client accepts "
+                f"{', '.join(self.protocols) or 'no protocol'}; add it to {PREFIX}protocols if you trust its parties",
                 reason=Reason.BELOW_FLOOR,
             )
         if unkept := self.policy.unkept(find(protocol).keeps):
             raise InvalidParameters(
-                f"this client requires {PREFIX}{unkept[0].replace('_', '-')}, which {protocol} does not have, so that "
-                f"it would have no effect; remove it, or leave {protocol} out of {PREFIX}protocols",
+                f"this client requires {PREFIX}{unkept[0].replace('_', '-')}, which {protocol} cannot enforce; remove "
+                f"it, or leave {protocol} out of {PREFIX}protocols",
                 reason=Reason.BELOW_FLOOR,
             )
 
     def require_keys_used(self, *, is_certified: bool) -> None:
-        """Refuse a session without keys if this node has one, unless whoever named the key named the modes too."""
-        # A folder holds the keys of a simulation, in which no key protects anybody.
+        """Refuse a session without keys if this node has one, unless the modes were named together with the key."""
+        # A folder contains the keys of a simulation, in which no key protects anybody.
         if is_certified or not self.is_keyed or Path(str(self.identity)).is_dir():
             return
         raise InvalidParameters(
-            f"this node has a key ({PREFIX}identity), and the server asks for a session that uses none: "
-            f"give the server {PREFIX}roster, or the node {PREFIX}modes = 'semi_honest,active' if you trust it",
+            f"this node has a key ({PREFIX}identity), but the server asks for a session without keys: give the server "
+            f"{PREFIX}roster, or the node {PREFIX}modes = 'semi_honest,active' if you trust the server",
             reason=Reason.BELOW_FLOOR,
         )
 
@@ -197,7 +197,7 @@ class ClientNode:
             return
         own, other = _fields(self.adapter), _fields(asked)
         names = [name for name in own if own[name] != other.get(name)]
-        found = "; ".join(f"{name} {own[name]!r}, and the server's has {other.get(name)!r}" for name in names)[:500]
+        found = "; ".join(f"{name} {own[name]!r}, but the server's has {other.get(name)!r}" for name in names)[:500]
         raise InvalidParameters(
             f"this client's adapter has {found or 'another fingerprint'}: a sum of both has no meaning. Give all "
             f"clients one LoraConfig and method, and the server {PREFIX}adapter from an equal plan",
@@ -208,12 +208,12 @@ class ClientNode:
         """Return the noise that this client requires, for the public parameters of a round."""
         if bool(self.noise) != bool(self.norm):
             raise InvalidParameters(
-                f"a client that adds noise has {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
+                f"clients with noise need {PREFIX}noise and {PREFIX}norm above 0; got {self.noise} and {self.norm}"
             )
         if self.noise and protocol not in NOISED:
             raise InvalidParameters(
-                f"this client requires noise, which clients add under {' and '.join(NOISED)}, and the "
-                f"server asks for {protocol}",
+                f"this client requires noise, which clients add under {' and '.join(NOISED)}, but the server asks for "
+                f"{protocol}",
                 reason=Reason.BELOW_FLOOR,
             )
         return noise_settings(self.noise, self.norm, update)
@@ -231,9 +231,9 @@ class ClientNode:
             known = dict(rows.execute("SELECT data, authority FROM names"))
             if not self.data_name and data not in known and {*known.values()} - {authority}:
                 raise InvalidParameters(
-                    f"{state_folder()} holds the uploads of {', '.join(map(repr, sorted(known)[:4]))} under another "
-                    f"authority, and the data of {data!r} may be the same: name them with {PREFIX}data-name, alike "
-                    f"where they are the same, or name another folder in {DIRECTORY_VARIABLE}"
+                    f"{state_folder()} has the uploads of {', '.join(map(repr, sorted(known)[:4]))} under another "
+                    f"authority, and the data of {data!r} may be the same: name all of them with {PREFIX}data-name, "
+                    f"equal data by one name, or set another folder in {DIRECTORY_VARIABLE}"
                 )
             rows.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (data, authority))
         return data
@@ -249,9 +249,8 @@ class ClientNode:
             raise InvalidParameters(f"{PREFIX}epsilon is set, with {PREFIX}noise = 0: {NOT_NOISED}")
         if identity is None and not self.data_name:
             raise InvalidParameters(
-                f"{PREFIX}epsilon covers all runs of a client, but this client has no key by which to identify "
-                f"it: name its data with {PREFIX}data-name, take {PREFIX}mode = 'active' or one message, or take the "
-                "budget away",
+                f"{PREFIX}epsilon covers all runs of a client, but this client has no key that identifies it: name "
+                f"its data with {PREFIX}data-name, use {PREFIX}mode = 'active' or one message, or remove the budget",
                 reason=Reason.BELOW_FLOOR,
             )
         return PrivacyLedger(budget, data=self.data_of(identity), folder=state_folder())
@@ -303,7 +302,7 @@ def _say_keyless(client: ClientId) -> None:
 
 
 def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a node and those of its policy, with choices as members of their enumerations."""
+    """Return a node's options and those of its policy, with choices as members of their enumerations."""
     own, policy = dict[str, Any](), dict[str, Any]()
     limits = {name: rule for name, rule in LIMITS.items() if not isinstance(rule, Pinned)}
     for name, value in given.items():

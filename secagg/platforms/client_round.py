@@ -64,7 +64,7 @@ _NARROW = 2.0**-8
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Return value of an app's function, from its platform."""
+    """Return value of an app's function, in the platform's form."""
 
     models: Sequence[Arrays]
     """One model, if a model was requested."""
@@ -76,7 +76,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One call of an app's training or evaluation; its result is only encoded."""
+    """One call of an app's training or evaluation; only its encoded result is sent."""
 
     terms: Terms
     update: ModelUpdate
@@ -129,7 +129,7 @@ class Training:
             warn_once(LOG, f"{sentence}; train what AdapterPlan.train_only returns, or use the method fedit")
         self._require_finite(values)
         if share := clipped_share(self.update, values):
-            sentence = f"{share:.1g} of this update's values are beyond their range and were cut off"
+            sentence = f"{share:.1g} of this update's values exceeded their range and were clipped"
             is_told = self.update.source is CalibrationSource.PREVIOUS_AGGREGATE
             advice = (
                 "the next round's range follows this one's" if is_told else "the server's secagg-clip can be raised"
@@ -225,13 +225,13 @@ class Training:
             value = trained.number(name)
             if value is None:
                 raise InvalidParameters(
-                    f"the app reported no number {name!r}, which secagg-metrics or secagg-evaluation-metrics asks for; "
-                    "report it, or change the key"
+                    f"the app did not report a number {name!r}, which secagg-metrics or secagg-evaluation-metrics "
+                    "names; report it, or change the setting"
                 )
             if isnan(value):
                 raise InvalidParameters(
-                    f"the app reported {name!r} as NaN, which is in no mean; look for a training that diverged, or "
-                    "report a number"
+                    f"the app reported {name!r} as NaN, which no mean can include; look for a training that diverged, "
+                    "or report a number"
                 )
             if abs(value) > bound:
                 LOG.warning(
@@ -253,13 +253,13 @@ class Training:
         counted = clamped_examples(float(reported), terms.full)
         if not counted:
             LOG.error(
-                "the app reports %r examples as %r, so its update weighs 0: report how many it trained on, or let the "
-                "server set secagg-weighting = 'uniform'",
+                "the app reports %r examples as %r, so its update weighs 0: report how many it trained on, or set "
+                "secagg-weighting = 'uniform' at the server",
                 reported,
                 terms.weighted_by,
             )
         elif counted != reported:
-            sentence = f"{reported:g} examples count as {counted}, since secagg-full-weight is {terms.full}"
+            sentence = f"{reported:g} examples count as {counted}, because secagg-full-weight is {terms.full}"
             warn_once(LOG, f"{sentence}; the server can change that")
         return rounded_examples(counted, terms.full, self.charges.word_for(reported, SystemCoins())) if counted else 0
 
@@ -292,7 +292,7 @@ class Node:
         """Check the terms of a session, and refuse terms below the policy or of another run."""
         if terms.task != (known := self._task(terms.task)):
             raise InvalidParameters(
-                f"the server names task {terms.task!r}, and this run is {known!r}", reason=Reason.BELOW_FLOOR
+                f"the server names task {terms.task!r}, but this run is {known!r}", reason=Reason.BELOW_FLOOR
             )
         self.settings.require_protocol(terms.protocol)
         self.settings.require_keys_used(is_certified=terms.is_certified)
@@ -315,7 +315,7 @@ class Node:
 
 
 def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
-    """Refuse counts and metrics whose clipping bound is not that of the terms: a server could vary the bound."""
+    """Refuse counts and metrics whose clipping bound differs from the terms: a server could vary the bound."""
     schemes: Mapping[str, object] = update.schemes
     for name in (METRICS, COUNTS, *TOLD):
         if name in schemes and not isinstance(schemes[name], FixedPoint):
@@ -323,7 +323,7 @@ def require_told_bounds(terms: Terms, update: ModelUpdate) -> None:
     counts = schemes.get(COUNTS)
     if isinstance(counts, FixedPoint) and counts.clip != terms.full:
         raise InvalidParameters(
-            f"the server says that {terms.full} examples count fully, and cuts them at {counts.clip:g}",
+            f"the server says that {terms.full} examples count fully, but clips them at {counts.clip:g}",
             reason=Reason.BELOW_FLOOR,
         )
 

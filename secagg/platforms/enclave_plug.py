@@ -1,6 +1,6 @@
 """Enclave on platforms: a fresh epoch for each round, behind a socket or simulated, and the judge of its evidence.
 
-The parameters of a round are part of the enclave's configuration, so each round has a separate epoch; the clients'
+The parameters of a round are part of the enclave's configuration, so each round has a separate epoch. The clients'
 ledgers, not the enclave, remember earlier uploads.
 """
 
@@ -50,13 +50,12 @@ def opened(side: ServerSide) -> ServerSession:
             connection = side.resources.enter_context(RemoteEnclave(path, timeout=side.settings.stage_timeout))
         except OSError as error:
             raise InvalidParameters(
-                f"{PREFIX}enclave-socket is {path}, and nothing answers there ({error}); start "
-                "`secagg enclave serve` there"
+                f"nothing answers at {PREFIX}enclave-socket = {path} ({error}); start `secagg enclave serve` there"
             ) from None
         offer, evidence = connection.start(configuration)
     else:
         LOG.warning(
-            "a simulated enclave protects no client from this server; %senclave-socket names a real one", PREFIX
+            "a simulated enclave protects no client from this server; set %senclave-socket to a real one", PREFIX
         )
         connection = SimulatedEnclave(configuration, coins=side.coins)
         offer, evidence = connection.offer, connection.evidence
@@ -81,13 +80,13 @@ class NodeJudge:
     own: Judge | None
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged by type
-        # A file that cannot be read is refused in a simulation too, not on the day of the deployment.
+        # An unreadable file is refused in a simulation too, not only in the deployment.
         hardware = self._hardware() if self.settings.enclave_policy is not None else None
         if not isinstance(evidence, SimulatedEvidence):
             return (hardware or self._hardware()).judge(evidence, binding, now)
         if not self.settings.allow_simulated_enclave:
             raise InvalidParameters(
-                "the server's enclave is simulated, which protects nobody from the server; run a real one, or set "
+                "the server's enclave is simulated and protects nobody from the server; run a real one, or set "
                 "allow_simulated_enclave in a simulation",
                 reason=Reason.BELOW_FLOOR,
             )
@@ -98,7 +97,7 @@ class NodeJudge:
             return load_judge(Path(self.settings.enclave_policy))
         if self.own is None:
             raise InvalidParameters(
-                f"this client pins no enclave; give the node {PREFIX}enclave-policy, or SecAggMod(enclave_judge=...)",
+                f"this client pins no enclave; set {PREFIX}enclave-policy on the node, or SecAggMod(enclave_judge=...)",
                 reason=Reason.BELOW_FLOOR,
             )
         return self.own
@@ -113,7 +112,7 @@ def member(side: NodeSide) -> EnclaveMember:
     """Return a client; its upload is charged when its update is made."""
     identity, judge = side.identity, side.judge
     if judge is not None and not hasattr(judge, "judge"):
-        raise InvalidParameters(f"SecAggMod(enclave_judge=...) takes a judge of evidence; got {type(judge).__name__}")
+        raise InvalidParameters(f"SecAggMod(enclave_judge=...) must be a judge of evidence; got {type(judge).__name__}")
     own: Any = judge
     return EnclaveMember(
         certificate=identity.certificate,

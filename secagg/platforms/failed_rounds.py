@@ -1,4 +1,4 @@
-"""Failed rounds: whether a run repeats the round, skips it or stops, by the setting ``on_failure``."""
+"""Failed rounds: the setting ``on_failure`` decides whether a run repeats a round, skips it or stops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SKIPPED: Final = "secagg-skipped"
 
 
 class FailedRounds:
-    """Decision about what follows a failed round; counts failures in a row.
+    """Decides what follows a failed round, and counts consecutive failures.
 
-    A round is repeated only if no client was asked for its update: the difference of two sums of the same training over
-    different clients is an update. A run without any result yet ends with the error.
+    A round is repeated only if no client was asked for its update: two sums of the same training over different clients
+    reveal an update by their difference. A run that has no result yet ends with the error.
     """
 
     def __init__(self, settings: SecAggSettings) -> None:
@@ -35,7 +35,7 @@ class FailedRounds:
         if self._on_failure != "retry" or is_final:
             return False
         self._retries += 1
-        LOG.error("no update was asked for yet, so the round begins again (%d of %d)", self._retries, self._most)
+        LOG.error("no update was requested yet, so the round starts again (%d of %d)", self._retries, self._most)
         return True
 
     def is_skipped(self, error: Exception) -> bool:
@@ -49,14 +49,14 @@ class FailedRounds:
         self._in_a_row, self._retries = self._in_a_row + 1, 0
         if isinstance(error, TooFewTrained):
             # Its sum was opened: another sum of the same model over other clients would reveal an update.
-            LOG.error("the run stops with the last good model, since training failed at too many clients")
+            LOG.error("the run stops with the last good model, because training failed at too many clients")
         elif self._on_failure == "stop":
-            LOG.error("the run stops with the last good model, as secagg-on-failure = 'stop' says")
+            LOG.error("the run stops with the last good model, because secagg-on-failure = 'stop'")
         elif self._in_a_row > self._most:
             LOG.error("the run stops with the last good model: more than %d failed rounds in a row", self._most)
         else:
             LOG.error(
-                "this round is skipped, and the next one begins from the last good model (%d of at most %d in a row)",
+                "this round is skipped; the next one starts from the last good model (%d of at most %d in a row)",
                 self._in_a_row,
                 self._most,
             )

@@ -1,8 +1,8 @@
-"""Models that a server and its nodes hold, equal to the last bit: nodes with the last model receive only the sum since.
+"""Models held by a server and its nodes, equal to the last bit: nodes with the last model receive only the later sum.
 
-The tensors of the peak code are one held model (``secagg.compression.downlink``); the others are sent as usual. A node
-that did not answer the previous session receives the model. Both ends compare digests, and the session's subject has
-the digest of the whole model.
+The tensors of the peak code form one held model (``secagg.compression.downlink``); the others are sent as usual. A node
+that did not answer the previous session receives the model. Both ends compare digests, and the session's subject
+contains the digest of the whole model.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class HeldModels:
     @property
     def held(self) -> HeldModel:
         if self._held is None:
-            raise Misuse("no model is held; hold one before a session")
+            raise Misuse("no model is held yet; call hold() before a session")
         return self._held
 
     def record(self, node: Hashable) -> dict[str, bytes]:
-        """Return the record that replaces a node's tensors; until it answers, the node counts as holding nothing."""
+        """Return the record that replaces a node's tensors; until the node answers, it counts as holding nothing."""
         known, record = self._nodes.pop(node, None), {_HELD: self.held.digest}
         if known == self.held.round_number:
             return record
@@ -108,7 +108,7 @@ def stored(held: HeldModel) -> dict[str, npt.NDArray[Any]]:
 
 
 def restored(arrays: Arrays) -> HeldModel:
-    """Return the model of what ``stored`` returned."""
+    """Return the model that ``stored`` returned as arrays."""
     return HeldModel(
         seed=arrays["seed"].tobytes(),
         name=UPDATE,
@@ -131,10 +131,10 @@ def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, up
         forms: shapes and types, as the server named them.
         update: of the session, which the client's policy admitted.
     Raises:
-        PeerMisbehaved: the record is about another model; the server sends the whole one next time.
+        PeerMisbehaved: the record is about another model; the server sends the whole model next time.
     """
     if any(type(record.get(name, b"")) is not bytes for name in (_HELD, _SUM, _MODEL)):
-        raise MalformedMessage("a record of a held model has only bytes", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("a record of a held model must contain only bytes", reason=Reason.NOT_CANONICAL)
     sizes = tuple(prod(shape) for shape, _ in forms.values())
     # A model of zeros is encoded in few bytes, so bound the reserved memory here. A sum of metrics has no update.
     is_other = UPDATE in update.names and sizes != whole_code(update).rotation.sizes
@@ -146,7 +146,7 @@ def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, up
         held = held.after(told)
     if held is None or held.sizes != sizes or held.digest != record[_HELD]:
         raise PeerMisbehaved(
-            "this client does not hold the model that the server's sum is about; the server sends the model next time",
+            "this client does not hold the model that the server's sum updates; the server sends the model next time",
             reason=Reason.MODEL_MISMATCH,
             culprits=UNDECIDED,
         )

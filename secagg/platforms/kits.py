@@ -1,12 +1,11 @@
-"""Credentials of a platform that vouch for a client when the authority certifies its key.
+"""Platform credentials that vouch for a client when the authority certifies its key.
 
-A site of NVFlare has a certificate in its startup kit, a SuperNode of Flower a key that its SuperLink knows. The
-private key of such a kit signs the client's request. The authority has a list of its sites, ``NUMBER NAME`` a line,
-where a name is the common name of an NVFlare kit or the public key of a SuperNode in the form of OpenSSH: a kit vouches
-for the one number of its site.
+An NVFlare site has a certificate in its startup kit; a Flower SuperNode has a key that its SuperLink knows. The private
+key of such a kit signs the client's request. The authority lists its sites, one ``NUMBER NAME`` per line. A name is the
+common name of an NVFlare kit, or a SuperNode's public key in OpenSSH format. A kit vouches only for its number.
 
-Security: whoever runs the platform's root, or writes the list, can enrol clients of its own. Clients are protected from
-a malicious server only if that is not the server's operator.
+Security: whoever controls the platform's root, or the list, can enrol clients of its own. This protects clients from a
+malicious server only if a different party controls them.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Kit:
     certificate: bytes
 
     def vouch(self, request: Request) -> str:
-        """Return the line by which the kit vouches for a request."""
+        """Return the line with which the kit vouches for a request."""
         public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         statement = _statement(request, public)
         if isinstance(self.key, rsa.RSAPrivateKey):
@@ -66,10 +65,10 @@ class Kit:
 
 
 def load_kit(kit: Path) -> Kit:
-    """Read the folder of an NVFlare site, or of its ``startup``; or the file of a SuperNode's private key.
+    """Read the folder of an NVFlare site or its ``startup``, or the file of a SuperNode's private key.
 
     Raises:
-        InvalidParameters: there is no such kit, or it has another kind of key.
+        InvalidParameters: there is no such kit, or its key is of another kind.
     """
     folder = kit / "startup" if (kit / "startup").is_dir() else kit
     try:
@@ -82,7 +81,7 @@ def load_kit(kit: Path) -> Kit:
             f"{kit} is neither a site of NVFlare with client.crt and client.key nor a SuperNode's private key ({error})"
         ) from None
     if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        raise InvalidParameters(f"{kit} has a key that is neither RSA nor on a NIST curve")
+        raise InvalidParameters(f"{kit} has an unsupported key; use RSA or a NIST curve")
     return Kit(key, b"" if shown is None else shown.public_bytes(Encoding.DER))
 
 
@@ -96,28 +95,28 @@ def read_sites(path: Path) -> Mapping[int, str]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line[0] != "#"]
     except (OSError, ValueError) as error:
-        raise InvalidParameters(f"{path} is no list of sites, NUMBER NAME a line ({error})") from None
+        raise InvalidParameters(f"{path} is not a list of sites with one NUMBER NAME per line ({error})") from None
     for line in lines:
         if (found := _SITE.fullmatch(line.strip())) is None:
-            raise InvalidParameters(f"{path} is no list of sites, NUMBER NAME a line; it has {line:.60}")
-        # A key in the form of OpenSSH may have a comment.
+            raise InvalidParameters(f"{path} is not a list of sites with one NUMBER NAME per line; it has {line:.60}")
+        # A key in OpenSSH format may have a comment.
         is_key, name = found[2].startswith("ecdsa-"), found[2]
         sites[int(found[1])] = " ".join(name.split()[:2]) if is_key else name
     if len({*sites.values()}) < len(lines):
-        raise InvalidParameters(f"{path} lists a number or a site twice; each site has one number")
+        raise InvalidParameters(f"{path} lists a number or a site twice; give each site one number")
     return sites
 
 
 def require_vouched(
     request: Request, line: str, sites: Mapping[int, str], root: x509.Certificate | None, now: datetime
 ) -> None:
-    """Refuse a request for which the kit of its number's site does not vouch.
+    """Refuse a request unless the kit of its number's site vouches for it.
 
     Args:
-        line: what ``Kit.vouch`` returned; it came with the request.
-        root: the root of an NVFlare project; None where sites are SuperNodes.
+        line: the result of ``Kit.vouch``, which came with the request.
+        root: the root of an NVFlare project; None if sites are SuperNodes.
     Raises:
-        InvalidParameters: saying what is wrong.
+        InvalidParameters: says what is wrong.
     """
     number = request.client.value
     if (site := sites.get(number)) is None:
@@ -134,7 +133,7 @@ def require_vouched(
         elif isinstance(key, ec.EllipticCurvePublicKey):
             key.verify(signature, _statement(request, public), ec.ECDSA(_HASH))
         else:
-            raise _unvouched(number, "its kit has a key that is neither RSA nor on a NIST curve")
+            raise _unvouched(number, "its kit has an unsupported key; use RSA or a NIST curve")
         if shown is not None and root is not None and shown.public_key() == key:
             shown.verify_directly_issued_by(root)
             _require_current(shown, root, number, now)
@@ -150,7 +149,7 @@ def require_vouched(
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError, IndexError, *_PARSING) as error:
         raise _unvouched(number, f"the kit's signature or certificate is wrong ({type(error).__name__})") from None
     if named != site:
-        raise _unvouched(number, f"the kit is that of {named[-60:]}, and the number that of {site[-60:]}")
+        raise _unvouched(number, f"the kit belongs to {named[-60:]}, but the number to {site[-60:]}")
 
 
 def _require_current(shown: x509.Certificate, root: x509.Certificate, number: int, now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Files of named tensors, ``.npz`` and ``.safetensors``: read strictly, and written in the same form.
+"""Files of named tensors, ``.npz`` and ``.safetensors``: read strictly, and written in the same format.
 
 Reading either format runs no code. A file may be hostile: its declared sizes are compared with its content before
 memory of that size is allocated.
@@ -56,7 +56,7 @@ def read_model(path: Path) -> Model:
     try:
         with path.open("rb") as file:
             if (size := file.seek(0, 2)) > _MOST_BYTES:
-                raise ValueError(f"it has {size:,} bytes, and {_MOST_BYTES:,} are the most")
+                raise ValueError(f"it has {size:,} bytes; the limit is {_MOST_BYTES:,}")
             file.seek(0)
             model = read(file, size)
         if strange := [name for name in model if not name.isprintable() or not name]:
@@ -64,9 +64,9 @@ def read_model(path: Path) -> Model:
     except OSError as error:
         raise InvalidParameters(f"{path} cannot be read ({error.strerror or error})") from None
     except (*_FAULTS, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidParameters(f"{path} is no file of named tensors ({error}); write it again") from None
+        raise InvalidParameters(f"{path} is not a file of named tensors ({error}); write it again") from None
     if not model:
-        raise InvalidParameters(f"{path} holds no tensor")
+        raise InvalidParameters(f"{path} contains no tensor")
     return model
 
 
@@ -100,17 +100,17 @@ def _form(path: Path) -> tuple[Callable[[BinaryIO, int], Model], Callable[[Binar
 
 def _read_npz(file: BinaryIO, _: int) -> Model:
     if file.read(len(_ARCHIVE)) != _ARCHIVE:
-        raise ValueError("it is no archive of numpy.savez")
+        raise ValueError("it is not an archive of numpy.savez")
     file.seek(0)
     with np.load(file, allow_pickle=False) as loaded:
         infos = cast("zipfile.ZipFile", loaded.zip).infolist()
         if len({info.filename for info in infos}) < len(infos):
-            raise ValueError("two tensors have one name")
+            raise ValueError("two tensors have the same name")
         if sum(info.file_size for info in infos) > _MOST_BYTES:
             raise ValueError(f"it expands to more than {_MOST_BYTES:,} bytes")
         model: Model = {name: loaded[name] for name in loaded.files}
     if strange := [name for name, array in model.items() if not isinstance(cast("object", array), np.ndarray)]:
-        raise ValueError(f"{strange[0]!r} is no array")
+        raise ValueError(f"{strange[0]!r} is not an array")
     return model
 
 
@@ -131,13 +131,13 @@ def _read_safetensors(file: BinaryIO, size: int) -> Model:
             raise ValueError(f"{name!r} is not described by dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if kind not in _KINDS:
-            raise ValueError(f"{name!r} is of dtype {kind!r:.20}; there are {', '.join(_KINDS)}")
+            raise ValueError(f"{name!r} has dtype {kind!r:.20}; it must be one of {', '.join(_KINDS)}")
         if any(type(each) is not int or not 0 <= each < 1 << 40 for each in (*shape, *offsets)):
-            raise ValueError(f"{name!r} has a shape or a place that is no list of sizes")
+            raise ValueError(f"{name!r} has a shape or offsets that are not a list of sizes")
         dtype, begin = np.dtype(_KINDS[kind]), end
         end = begin + math.prod(shape) * dtype.itemsize
         if offsets != [begin, end] or start + end > size:
-            raise ValueError(f"{name!r} is not where the tensor before it ends, or is longer than the file")
+            raise ValueError(f"{name!r} does not start where the previous tensor ends, or is longer than the file")
         array = np.frombuffer(file.read(end - begin), np.uint8) if end > begin else np.empty(0, np.uint8)
         if dtype.kind == "b" and (array > 1).any():
             raise ValueError(f"{name!r} has booleans that are neither 0 nor 1")
@@ -145,7 +145,7 @@ def _read_safetensors(file: BinaryIO, size: int) -> Model:
         if kind == _BFLOAT:
             model[name] = (model[name].astype(np.uint32) << 16).view(np.float32)
     if start + end != size:
-        raise ValueError("something follows its last tensor")
+        raise ValueError("it has data after its last tensor")
     return model
 
 
@@ -173,11 +173,11 @@ def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """Return the description of the tensors, and their offset."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > min(_MOST_HEADER, size - _LENGTH_BYTES):
-        raise ValueError("its header is longer than the file, or than any header")
+        raise ValueError("its header is longer than the file or the limit")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
-            raise ValueError("two tensors have one name")
+            raise ValueError("two tensors have the same name")
         return dict(pairs)
 
     header: dict[str, Any] = json.loads(file.read(length), object_pairs_hook=unique)

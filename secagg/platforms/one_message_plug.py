@@ -1,7 +1,7 @@
 """One-message sums on platforms, with standing holders at addresses.
 
-The clients' authority signs the record of the holders, so a server can neither choose nor invent holders. They are
-queried outside of the platform.
+The clients' authority signs the holders' record, so a server can neither choose nor invent holders. The server queries
+them outside the platform.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .settings import PREFIX, SUITES
 
 _PAUSE: Final = 1.0
 _ASKED_AGAIN: Final = (MessageKind.ONE_MESSAGE_LIST, MessageKind.ONE_MESSAGE_CERTIFIED_LIST)
-"""Requests that are equal for all holders, and repeated to those that did not answer."""
+"""Requests that are the same for all holders, and repeated to those that did not answer."""
 
 
 def opened(side: ServerSide) -> ServerSession:
-    """Start a sum of the running epoch."""
+    """Open a sum in the current epoch."""
     settings, chosen, record = side.settings, side.chosen, _record(side)
     ends = dict[int, Ends]()
     if settings.server_keys:
@@ -66,18 +66,18 @@ def _record(side: ServerSide) -> EpochRecord:
         record = EpochRecord.decode(Path(path).read_bytes())
     except (OSError, PeerError) as error:
         raise InvalidParameters(
-            f"{PREFIX}epoch is {path}, not the record of an epoch ({error}); make one with `secagg holder record`"
+            f"{PREFIX}epoch is {path}, not an epoch's record ({error}); create one with `secagg holder record`"
         ) from None
     for is_wrong, sentence in (
-        (record.authority != side.authority, f"is signed by another authority than certified {PREFIX}roster"),
-        (side.clock().timestamp() >= record.expiry, "has expired; have the next one signed"),
+        (record.authority != side.authority, f"is not signed by the authority of {PREFIX}roster"),
+        (side.clock().timestamp() >= record.expiry, "has expired; get the next one signed"),
         (
             side.settings.suite is not None and record.suite is not SUITES[side.settings.suite],
-            f"has another suite than {PREFIX}suite, {side.settings.suite}; change one",
+            f"does not have {PREFIX}suite = {side.settings.suite}; change one of them",
         ),
         (
             len(record.holders) != len(side.settings.holder_sockets),
-            f"names {len(record.holders)} holders, and {PREFIX}holders {len(side.settings.holder_sockets)} addresses",
+            f"names {len(record.holders)} holders, but {PREFIX}holders {len(side.settings.holder_sockets)} addresses",
         ),
     ):
         if is_wrong:
@@ -91,7 +91,7 @@ class StandingHolders:
     def __init__(
         self, record: EpochRecord, addresses: tuple[str, ...], patience: float, ends: Mapping[int, Ends]
     ) -> None:
-        """``patience`` is the seconds that a holder may be silent, and the wait while too few answer."""
+        """``patience``: maximum seconds of silence of a holder, and of waiting while too few answer."""
         self._record, self._addresses, self._patience = record, addresses, patience
         self._helpers = NumberedHelpers(dict(enumerate(addresses)), patience, self._log, ends)
         self._list, self._heard = b"", set[int]()
@@ -149,8 +149,8 @@ class StandingHolders:
                 yield from ((position, refusals[position]) for position in left if position in refusals)
                 return
             LOG.error(
-                "%s did not answer, and %d holders are needed; nothing is lost yet: connect them within %d s (a holder "
-                "that starts again has other keys, and is absent from this sum)",
+                "%s did not answer, but %d holders are needed; nothing is lost yet: connect them within %d s (a "
+                "restarted holder has new keys and is absent from this sum)",
                 *(self._named(left), needed, self._patience - (time.monotonic() - waited)),
             )
             time.sleep(_PAUSE)

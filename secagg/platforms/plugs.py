@@ -1,8 +1,8 @@
 """Plugs, one per protocol: turn the settings of a run into a session, and those of a node into a member.
 
-Only plugs know protocols by name; those of masks are in this module. A custom protocol's entry has ``connect`` and
-``member``; without them it runs as in its simulation, which protects nobody. A client takes part in a custom protocol
-only if its code names it.
+Only plugs know protocols by name; the plugs of masks are in this module. The entry of a custom protocol has ``connect``
+and ``member``; without them the protocol runs as in its simulation, which protects nobody. A client only takes part in
+a custom protocol if its code names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSide:
-    """Parts of one session at a server."""
+    """A server's parts of one session."""
 
     settings: SecAggSettings
     subject: Subject
@@ -77,7 +77,7 @@ class ServerSide:
     @property
     def authority(self) -> bytes:
         if self.roster is None:
-            raise InvalidParameters(f"{PREFIX}roster names the clients; make one with `secagg keys`")
+            raise InvalidParameters(f"{PREFIX}roster must name the clients; create one with `secagg keys`")
         return self.roster.authority
 
     @property
@@ -87,7 +87,7 @@ class ServerSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSide:
-    """Parts of one session at a node."""
+    """A node's parts of one session."""
 
     settings: ClientNode
     client: ClientId
@@ -113,9 +113,9 @@ class NodeSide:
 
     @property
     def identity(self) -> ClientIdentity:
-        """The node's key; needed because a server may run a protocol of certified clients as if they were nodes."""
+        """The node's key; required, because a server may run a protocol of certified clients as if they were nodes."""
         if self.certified is None:
-            raise Misuse("the server asks for a client without a key, and this protocol knows clients by their keys")
+            raise Misuse("the server asks for a client without a key, but this protocol identifies clients by keys")
         return self.certified
 
 
@@ -139,8 +139,8 @@ def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
     entry = find(protocol)
     if is_suspended and not entry.is_suspended:
         raise InvalidParameters(
-            f"{PREFIX}protocol = {protocol!r} has no plug for Flower: its clients resume from memory, and the process "
-            f"of a node may end between two messages; take {', '.join(repr(name) for name in PROTOCOLS)}"
+            f"{PREFIX}protocol = {protocol!r} cannot run on Flower: its clients resume from memory, but a node's "
+            f"process may end between two messages; use {', '.join(repr(name) for name in PROTOCOLS)}"
         )
     if protocol in _MODULES:
         module = import_module(_MODULES[protocol])
@@ -151,7 +151,7 @@ def plug_of(protocol: str, *, is_suspended: bool = True) -> Plug:
 
 
 def _simulated(entry: ProtocolEntry) -> Plug:
-    """Return a protocol's simulation as a plug: sound only if clients have no keys and the server no helpers."""
+    """Return a protocol's simulation as a plug; valid only if clients have no keys and the server has no helpers."""
 
     def opened(side: ServerSide) -> ServerSession:
         world = entry.simulate(side.chosen, coins=side.coins, clock=side.clock)

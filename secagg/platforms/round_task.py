@@ -1,4 +1,4 @@
-"""Task of a round, which both ends of a platform share in addition to the protocol's invitation."""
+"""Task of a round, which both ends of a platform share, in addition to the protocol's invitation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _LIGHT: Final = float(LIGHTEST) * 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Result of a round: only means."""
+    """Result of a round, which consists only of means."""
 
     tensors: Mapping[str, npt.NDArray[Any]]
     told: Mapping[str, float]
@@ -160,7 +160,7 @@ class RoundTask:
             for line in noise.sentences(releases=releases or self.terms.round_number):
                 LOG.info("round %d, %s", self.terms.round_number, line)
         elif self.settings.noise:
-            raise Misuse("the session was to have its clients' noise, and has none")
+            raise Misuse("the session should have its clients' noise, but has none")
 
     def say_if_noise_alone(self, session: ServerSession, aggregate: Aggregate) -> None:
         """Warn if a sum is as short as its noise: with noise, no count shows that all trainings failed."""
@@ -171,8 +171,8 @@ class RoundTask:
         energy = float(lifted @ lifted) * noise.honest / aggregate.contributors / float(variance)
         if energy < segment.length + _NOISE_DEVIATIONS * np.sqrt(2 * segment.length):
             LOG.warning(
-                "round %d: the sum is no longer than its noise alone, so perhaps nobody trained; the clients' own logs "
-                "say so. More clients, fewer values or less noise would show the difference",
+                "round %d: the sum is no longer than its noise alone, so perhaps no client trained; the clients' own "
+                "logs would say so. More clients, fewer values or less noise would show the difference",
                 self.terms.round_number,
             )
 
@@ -235,7 +235,7 @@ class RoundTask:
 
 
 class TooFewTrained(ThresholdNotMet):
-    """Too few clients in a sum trained; the same model is not sent again."""
+    """Too few clients in a sum trained; the same model must not be sent again."""
 
     def __init__(self, *, needed: int, counted: Counted, has_model: bool, numbers: Sequence[str]) -> None:
         super().__init__(needed=needed, present=counted.trained_at_least, what="clients that trained")
@@ -243,8 +243,8 @@ class TooFewTrained(ThresholdNotMet):
         due += [f"reports {', '.join(map(repr, numbers))}"] if numbers else []
         sentence = (
             f"{'training' if has_model else 'evaluation'} failed at too many clients: of {counted.contributors} "
-            f"uploads {counted.sentence}, and secagg-minimum-trained is {needed}. The model stays as it was; look into "
-            f"the logs of the clients, and check that the app {' and '.join(due)}"
+            f"uploads {counted.sentence}, but secagg-minimum-trained is {needed}. The model is unchanged; see the logs "
+            f"of the clients, and check that the app {' and '.join(due)}"
         )
         self.args = (sentence,)
 
@@ -274,15 +274,15 @@ class Known:
 
 
 class Rounds:
-    """A server's successive rounds: scales, dtypes, and warnings that are logged once."""
+    """A server's consecutive rounds: scales, dtypes, and warnings that are logged only once."""
 
     def __init__(self, settings: SecAggSettings) -> None:
         self.settings = settings
         self._roster: Roster | None = load_roster(Path(settings.roster)) if settings.roster else None
         if self._roster is not None and not settings.is_certified:
             LOG.warning(
-                "secagg-roster certifies nobody in semi_honest mode, where every node is a client; take "
-                "secagg-mode = 'active' for certified ones"
+                "secagg-roster has no effect in semi_honest mode, where every node is a client; use secagg-mode = "
+                "'active' for certified clients"
             )
             self._roster = None
         self._has_said = set[str]()
@@ -299,7 +299,7 @@ class Rounds:
             try:
                 self._roster = load_roster(Path(self.settings.roster or ""), self._roster)
             except InvalidParameters as error:
-                LOG.warning("the roster of the round before is used: %s", str(error))
+                LOG.warning("using the previous round's roster: %s", str(error))
         return self._roster
 
     def begun(  # noqa: PLR0913 -- what a round is about
@@ -332,7 +332,7 @@ class Rounds:
         choice = SchemeChoice(settings, clients, self._factory, noise, self._turn)
         joined = choice.joined(sent)
         if known.told is None and settings.is_calibrated and not is_evaluation:
-            LOG.info("the first round travels in fixed point; clients tell in it how large their changes are")
+            LOG.info("the first round uses fixed point; in it, clients report how large their changes are")
         lengths = () if is_evaluation else known.lengths
         update = (
             choice.of_metrics()
@@ -340,14 +340,14 @@ class Rounds:
             else choice.parameters(sent, seed=self._seed, epoch=number, told=known.told, lengths=lengths)
         )
         self.say_once(
-            "this server learns the sums of updates and of the metrics that are named, the total of examples or the "
-            "number of clients that trained, who takes part, and when each leaves: before its training or later"
+            "this server learns the sums of updates and of the named metrics, the total of examples or the number of "
+            "clients that trained, which clients take part, and when each leaves: before its training or later"
         )
         self._say_of_guessing(update, clients)
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names
         if not metrics and weighted_by != OF_FILES:
             self.say_once(
-                "no metric of training reaches this server: name those that are to be means in secagg-metrics, such as "
+                "no training metric reaches this server: list the ones to average in secagg-metrics, such as "
                 "secagg-metrics = 'train_loss'"
             )
         terms = self._terms(update, number, task)
@@ -402,9 +402,9 @@ class Rounds:
         mean_weight = (counted.examples or 0) / counted.full / counted.contributors
         if counted.full > 1 and mean_weight < _LIGHT:
             self.say_once(
-                f"clients weigh {mean_weight:.2g} on average, and the least is {float(LIGHTEST):.2g}: nearly all have "
-                f"few examples, or failed to train; lower secagg-full-weight from {counted.full} to about the largest "
-                "number of examples",
+                f"clients weigh {mean_weight:.2g} on average, and the minimum is {float(LIGHTEST):.2g}: nearly all "
+                f"have few examples, or failed to train; lower secagg-full-weight from {counted.full} to about the "
+                "largest number of examples",
                 "light",
             )
         known.told, known.lengths, known.trained = means.told, means.lengths, known.trained + 1
@@ -423,24 +423,24 @@ class Rounds:
         """Warn if the mean of a peak code is biased, or its noise is large for the model and its harm not probed."""
         if alike < LEAST_ALIKE:
             self.say_once(
-                f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square. The peak code "
-                "gives all of them one length, so short updates count for too much: let clients make like numbers of "
-                "steps, or take another secagg-compression",
+                f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square. The peak "
+                "code decodes all updates with one length, so short ones count for too much: let clients make similar "
+                "numbers of steps, or use another secagg-compression",
                 "alike",
             )
         is_found = known.rate is not None and (known.rate.slope is not None or known.trained <= CAREFUL_ROUNDS)
         name, share = noisiest_matrix(model, known.deviations)
         if share > MOST_OF_A_MATRIX and not is_found:
             self.say_once(
-                f"the noise of a round has {share:.2g} of the squared length of {name}, and above {MOST_OF_A_MATRIX} "
-                "models lost accuracy: raise secagg-cohort-bits, or set secagg-rate = 'auto' and let clients evaluate",
+                f"a round's noise is {share:.2g} of the squared length of {name}, and models with more than "
+                f"{MOST_OF_A_MATRIX} lost accuracy: raise secagg-cohort-bits, or set secagg-rate = 'auto' and evaluate",
                 "noise",
             )
 
     def probe(self, sent: Arrays, means: Means, evaluated: Callable[[Arrays], Means]) -> None:
-        """Ask clients for their losses of noised models, if the rate is automatic and a probe is due.
+        """Request clients' losses of noised models, if the rate is automatic and a probe is due.
 
-        The noise is that of the last code: public signs times its deviation, once added and once subtracted.
+        The noise resembles that of the last code: public signs times its deviation, once added and once subtracted.
         """
         known = self.known_of(sent)
         if known.rate is None or known.probed == known.trained or not AutoRate.is_probed(known.trained):
@@ -451,7 +451,7 @@ class Rounds:
             moved = {name: (sent[name] + sign * values).astype(sent[name].dtype) for name, values in noise.items()}
             found.append(evaluated({**sent, **moved}))
         if len({(each.contributors, each.counted.trained) for each in found}) > 1:
-            self.say_once("clients left between the losses that find the rate, which do not compare; it stays")
+            self.say_once("clients left between the losses that set the rate, so the rate is unchanged")
             return
         first, added, taken = (each.metrics[self.settings.evaluated_names[0]] for each in found)
         known.rate = known.rate.after((first, added, taken), known.noise)
@@ -478,8 +478,8 @@ class Rounds:
             model, is_changed = known.held.hold(model, names, self._number + 1)
             if is_changed:
                 self.say_once(
-                    "the model of this round is not the one that the round before made, and every node is sent it "
-                    "whole; secagg-down = 'sums' is for strategies that leave the mean as it is, such as FedAvg"
+                    "this round's model is not the one that the previous round produced, so every node receives it "
+                    "whole; secagg-down = 'sums' is for strategies that leave the mean unchanged, such as FedAvg"
                 )
         return model
 
@@ -488,7 +488,7 @@ class Rounds:
         bound = self.settings.metric_bound
         if found := [name for name, mean in means.metrics.items() if abs(mean) >= bound * _AT_BOUND]:
             LOG.warning(
-                "the mean of %s is at the bound of %g, beyond which values are cut off; raise secagg-metric-bound",
+                "the mean of %s is at the bound of %g, which clips values; raise secagg-metric-bound",
                 ", ".join(found),
                 bound,
             )

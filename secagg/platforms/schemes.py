@@ -1,11 +1,11 @@
-"""Choice of each tensor's scheme, with public parameters that the server computes from earlier reports of clients.
+"""Chooses each tensor's scheme, with public parameters that the server computes from clients' earlier reports.
 
 Scales are means over the clients: of the range of values for scalar codes, and of the length for data-free codebooks,
 as ``stat`` and ``prior`` in training. Peak codes and custom schemes encode all floats as one vector.
 
 Both ends configure the same noise independently: clients require their own multiplier and norm, and refuse a session
-with others; a server cannot lower them. The noised update is one vector of floats in fixed point, because its norm
-bounds what a client can change.
+with other values, so a server cannot lower them. The noised update is one vector of floats in fixed point, because its
+norm bounds what a client can change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEADROOM: Final = 1.5
 FINER: Final = "lower secagg-clip to about the largest change of one value, or raise secagg-fraction-bits"
 """Advice for both ends about changes of only a few steps."""
 COARSE: Final = 4.0
-"""Changes with a root mean square below this number of steps are mostly rounding; both ends are warned."""
+"""Changes with a root mean square below this number of steps are mostly rounding noise; both ends are warned."""
 _WIDE_RING: Final = 64
 _BOUNDED_RING: Final = 32
 _MOST_FRACTION_BITS: Final = 40
@@ -117,7 +117,7 @@ class SchemeChoice:
         if scaled:
             kind = "secagg/length" if settings.codebook else "secagg/reach"
             shapes[kind], chosen[kind] = (len(scaled),), self._fine(settings.clip)
-            # A tensor that did not change has no scale; use fixed point, since it may change in this round.
+            # A tensor that did not change has no scale; use fixed point, because it may change in this round.
             moved = {name: scale for name in scaled if told is not None and (scale := told.get(name, 0.0)) > 0}
             recipes = {name: self._scaled(scale) for name, scale in moved.items()}
             chosen |= {name: recipe for name, recipe in recipes.items() if recipe.fits(shapes[name])}
@@ -143,7 +143,7 @@ class SchemeChoice:
         shapes = {TENSOR + name: sent[name].shape for name in self._names(sent)}
         if integers := [name for name in sent if TENSOR + name in shapes and is_integer(sent[name])]:
             raise InvalidParameters(
-                f"{integers[0]} holds integers, whose norm is not bounded; leave it out of {PREFIX}tensors"
+                f"{integers[0]} contains integers, whose norm is not bounded; leave it out of {PREFIX}tensors"
             )
         fraction_bits = settings.fraction_bits or _USUAL_FRACTION_BITS
         bound = bound_in_steps(settings.norm, fraction_bits, sum(map(math.prod, shapes.values())))
@@ -205,8 +205,8 @@ class SchemeChoice:
         if total > EXACT_FLOAT or needed > ring:
             what = f"a ring of {ring} bits" if needed > ring else "an exact sum"
             raise InvalidParameters(
-                f"{what} is too narrow for changes up to {clip} in steps of 2^-{bits} of {self.clients} clients; lower "
-                f"{PREFIX}clip or {PREFIX}fraction-bits, or leave {PREFIX}modulus-bits out"
+                f"{what} is too narrow for changes up to {clip} in steps of 2^-{bits} from {self.clients} clients; "
+                f"lower {PREFIX}clip or {PREFIX}fraction-bits, or remove {PREFIX}modulus-bits"
             )
         return Plain(clip=clip, fraction_bits=bits, modulus_bits=ring)
 

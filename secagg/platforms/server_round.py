@@ -69,9 +69,9 @@ class ServerRound(ABC, Generic[Node]):
     """One session over a platform's nodes."""
 
     own_timeout: ClassVar[str] = "the timeout of training"
-    """What sets the seconds of the first stage and of training on this platform."""
+    """Name of the setting for the first stage's and training's seconds on this platform."""
     if_foreign: ClassVar[str] = ""
-    """What to look at if no client answers by this protocol."""
+    """Advice if no client answers with this protocol."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ServerRound(ABC, Generic[Node]):
         """Create a round; call ``carried`` once.
 
         Args:
-            first: seconds for the first stage, if they differ from those of other stages.
+            first: seconds for the first stage, if they differ from the other stages.
             training: seconds for the training stage.
             training_patience: once enough have trained, the wait for the others, as a multiple of that time.
         """
@@ -96,14 +96,14 @@ class ServerRound(ABC, Generic[Node]):
         self._answered = set[Node]()
         """Nodes whose answer to the stage counts."""
         self._awaited = 0
-        """Number of nodes whose answer was still awaited when the last stage ended."""
+        """Number of nodes that had not answered when the last stage ended."""
         self.stages = list[tuple[str, StageCount]]()
         self.has_asked = False
-        """Whether clients were asked for updates, which they may have sent since."""
+        """Whether clients were asked for updates, which they may have sent."""
 
     @abstractmethod
     def send(self, records: Mapping[Node, Record], *, takes_update: bool) -> Iterable[Node]:
-        """Send each node its record, with the model if updates are wanted; return the nodes that got one."""
+        """Send each node its record, with the model if updates are wanted; return the nodes that received one."""
 
     @abstractmethod
     def heard(self, seconds: float) -> Iterable[tuple[Node, Reply]]:
@@ -113,12 +113,12 @@ class ServerRound(ABC, Generic[Node]):
         """Stop accepting answers to the stage."""
 
     def carried(self, nodes: Mapping[Node, ClientId]) -> Aggregate:
-        """Run a session to its end, and return its sum.
+        """Run a session, and return its sum.
 
         Args:
-            nodes: invited nodes, and the client that each one is if clients have no keys.
+            nodes: invited nodes, with the client of each one if clients have no keys.
         Raises:
-            ThresholdNotMet: too few clients stayed; nothing is learned, and the model is unchanged.
+            ThresholdNotMet: too few clients stayed; the server learns nothing, and the model is unchanged.
             SecAggError, ConnectionError: the session could not be planned, its sum is wrong, or a helper is lost.
         """
         self._own = dict(nodes)
@@ -136,7 +136,7 @@ class ServerRound(ABC, Generic[Node]):
                         blamed = ", ".join(map(str, fault.culprits)) or "nobody for certain"
                         LOG.warning("%s (to blame: %s)", fault, blamed)
         except (SecAggError, ConnectionError) as error:
-            LOG.error("round %d failed, and nothing of it was learned: %s", self.task.terms.round_number, str(error))
+            LOG.error("round %d failed, and the server learned nothing: %s", self.task.terms.round_number, str(error))
             raise
 
     def _run_stages(self, session: ServerSession) -> None:
@@ -168,7 +168,7 @@ class ServerRound(ABC, Generic[Node]):
             LOG.info("round %d, %s: %s", self.task.terms.round_number, stage.name, count)
             if is_first:
                 spoken = ", ".join(f"{form}: {n}" for form, n in sorted(Counter(self._forms.values()).items()))
-                LOG.info("clients by the newest form of messages that they speak: %s", spoken or "none")
+                LOG.info("clients by the newest form of messages that they support: %s", spoken or "none")
             for sentence in count.advice:
                 LOG.warning("%s", sentence)
             try:
@@ -194,7 +194,7 @@ class ServerRound(ABC, Generic[Node]):
         try:
             waiting = {*self.send(records, takes_update=stage.takes_update)}
             for node in records.keys() - waiting:
-                LOG.warning("node %s could not be sent to", node)
+                LOG.warning("could not send to node %s", node)
                 self._drop(session, node)
             while waiting and (left := patience.left(session.participation)):
                 for node, read in self.heard(left):
@@ -240,20 +240,20 @@ class ServerRound(ABC, Generic[Node]):
     def _introduced(self, node: Node, answer: Answer) -> ClientId:
         """Return the client of a node: the node itself, or the certified client that signed the answer.
 
-        A session trusts its transport to name the sender, and would exclude a client in whose name garbage arrived.
+        A session trusts its transport to name the sender, and excludes the named client if the answer is garbage.
         """
         client = self._own.get(node)
         if client is None:
-            raise not_eligible("nobody", "was invited under this name; a platform's nodes are those that it named")
+            raise not_eligible("nobody", "was invited under this name; the platform names the nodes that take part")
         if (roster := self.task.roster) is not None:
             client = answer.client
             if client not in roster.clients:
-                raise not_eligible(client, "is not on the roster; hand out a new one, or remove the node")
+                raise not_eligible(client, "is not on the roster; distribute a new roster, or remove the node")
             key = roster.certificates[client].public_key
             parts = self._about, answer.newest_form, answer.message
             verify_signature(key, answer.signature, Label.PLATFORM_ANSWER, *parts)
         if self._nodes.get(client, node) != node:
-            raise not_eligible(client, "is answered for by two nodes; give each node a key of its own")
+            raise not_eligible(client, "is answered for by two nodes; give each node its own key")
         return client
 
 

@@ -62,7 +62,7 @@ _KEYS, _RECORD = "`secagg keys`", "`secagg holder record`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecAggSettings(Options):
-    """Settings of a run; each field is the key ``secagg-`` with the field's name in kebab case."""
+    """Settings of a run; each key is ``secagg-`` and the field's name in kebab case."""
 
     protocol: Annotated[str, option("aggregation protocol")] = PAIRWISE
     mode: Annotated[str | None, option("trust in the server", choices=tuple(MODES), only_with=OF_PAIRWISE)] = None
@@ -177,7 +177,7 @@ class SecAggSettings(Options):
     """Once a round has succeeded: ``skip`` keeps the last good model and begins the next round, ``stop`` ends the run
     with that model, and ``retry`` repeats the round if no client was asked for its update, and otherwise skips it."""
     failed_rounds: Annotated[int, of_rounds("maximum number of failed rounds in a row, and of retries", minimum=1)] = 2
-    """One more stops the run. Clients also limit their uploads for one model (``attempts`` of their node, 3)."""
+    """One more stops the run. Clients also limit their uploads per model (``attempts`` of their node, 3)."""
     noise: Annotated[
         float,
         option(
@@ -243,7 +243,7 @@ class SecAggSettings(Options):
         for name in ("servers", "server_keys"):
             is_alone = is_two and bool(getattr(self, name)) != bool(self.second_server)
             yield name, is_alone, "must be set together with {second_server}; a simulated server needs neither"
-        sentence = "is the norm to which clients clip if {noise} is above 0; set both, or none"
+        sentence = "is the norm to which clients clip if {noise} is above 0; set both, or neither"
         yield "norm", bool(self.noise) != bool(self.norm), sentence
         yield from self._rules_of_norms()
         if self.noise:
@@ -417,9 +417,9 @@ class SecAggSettings(Options):
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
                 f"{invited} clients are too few: in a sum of two, each learns the other's update. Use at least "
-                f"{LEAST_CLIENTS}: in NVFlare by min_clients; in Flower by the strategy's min_train_nodes and "
-                "min_available_nodes, and for a simulation by "
-                "`flwr federation simulation-config @none/default local --num-supernodes 5`"
+                f"{LEAST_CLIENTS}: in NVFlare with min_clients; in Flower with the strategy's min_train_nodes and "
+                "min_available_nodes, and for a simulation with `flwr federation simulation-config @none/default local "
+                "--num-supernodes 5`"
             )
         wanted = invited - math.ceil(self.threshold * invited) if self.threshold else usual_dropped(invited)
         if self.protocol != PAIRWISE:
@@ -432,7 +432,7 @@ class SecAggSettings(Options):
         most = planned.most_dropped(invited)
         if most is None:
             raise InvalidParameters(
-                f"{invited} clients are too few for a session in which {corrupted} may be corrupted; invite "
+                f"{invited} clients are too few for a session with {corrupted} corrupted clients; invite "
                 f"more{f', or lower {PREFIX}corrupted' if corrupted else ''}"
             )
         if self.threshold:

@@ -108,7 +108,7 @@ class Terms:
 def record_of(
     message: bytes, client: ClientId | None = None, terms: Terms | None = None, signature: bytes = b""
 ) -> Record:
-    """Return the record of one protocol message; an answer names its client, and the newest form that it speaks."""
+    """Return the record of one protocol message; an answer names its client, and the newest form that it supports."""
     record: Record = {"message": message}
     if client is not None:
         record |= {"client": client.encode(), "signature": signature, "newest_form": NEWEST_FORM}
@@ -134,7 +134,7 @@ def client_in(record: object) -> ClientId:
 
 
 def newest_form_in(record: object) -> bytes:
-    """Return the newest form of messages that the client of an answer speaks, in one byte; it is signed with it."""
+    """Return the newest form of messages that an answer's client supports, in one byte; signed with the answer."""
     found = _field(record, "newest_form")
     if not isinstance(found, bytes) or len(found) != 1:
         raise malformed("newest_form")
@@ -142,7 +142,7 @@ def newest_form_in(record: object) -> bytes:
 
 
 def signature_in(record: object) -> bytes:
-    """Return the signature of the client that an answer names; empty if there is none."""
+    """Return the signature of an answer's client; empty if there is none."""
     found = _field(record, "signature")
     return found if isinstance(found, bytes) else b""
 
@@ -160,20 +160,20 @@ def _field(record: object, name: str) -> object:
 def malformed(name: str) -> MalformedMessage:
     """Return the error of a record that lacks a field."""
     return MalformedMessage(
-        f"the {RECORD} record lacks {name!r}, or it is of another type; use one version of secagg at both ends",
+        f"the {RECORD} record lacks {name!r}, or it has another type; use one version of secagg at both ends",
         reason=Reason.NOT_CANONICAL,
     )
 
 
 COUNTED: Final = frozenset(("num-examples", "num_examples", "NUM_STEPS_CURRENT_ROUND"))
-"""Names under which platforms' apps report numbers of examples or of steps."""
+"""Names under which platforms' apps report numbers of examples or steps."""
 
 
 def require_metrics(terms: Terms) -> None:
     """Refuse a number of examples among the metrics: its exact sums over many cohorts reveal each client's number."""
     if shown := sorted({*terms.metrics} & {*COUNTED, terms.weighted_by}):
         raise InvalidParameters(
-            f"the metrics name {shown[0]!r}, a number of examples, which exact sums over several cohorts would reveal: "
-            "leave it out; the total, of rounded numbers, is in every weighted sum",
+            f"the metrics name {shown[0]!r}, a number of examples, which exact sums over several cohorts would "
+            "reveal: leave it out; every weighted sum includes the total of rounded numbers",
             reason=Reason.BELOW_FLOOR,
         )

@@ -57,18 +57,16 @@ def _real(side: ServerSide, chosen: TwoServersOptions) -> TwoServersHelpers:
     pair = load_server_pair(Path(settings.servers))
     zero = side.resources.enter_context(load_server_keys(Path(settings.server_keys), 0))
     if zero.public != pair.operators[0]:
-        raise InvalidParameters(
-            f"{PREFIX}server-keys is not the key file of the server 0 that {settings.servers} names"
-        )
+        raise InvalidParameters(f"{PREFIX}server-keys is not the key file of server 0 in {settings.servers}")
 
     def ask(request: bytes) -> bytes:
         try:
             return link.ask(request)
         except OSError as error:
             raise HelperLost(
-                f"{PREFIX}second-server is {settings.second_server}, and no server 1 answers there ({error}); its "
-                "operator starts `secagg server serve` with the same keys and journal. This round is over, and "
-                "the updates sent for it are spent; the next one has another number"
+                f"no server 1 answers at {PREFIX}second-server = {settings.second_server} ({error}); ask its operator "
+                "to start `secagg server serve` with the same keys and journal. This round is over, and the updates "
+                "sent for it are spent; the next round has another number"
             ) from error
 
     helpers = TwoServersHelpers(
@@ -87,7 +85,7 @@ def _real(side: ServerSide, chosen: TwoServersOptions) -> TwoServersHelpers:
 
 
 def _simulated(side: ServerSide) -> TwoServersHelpers:
-    LOG.warning("a simulated second server protects no client from this one; %ssecond-server names another's", PREFIX)
+    LOG.warning("a simulated second server protects no client from this one; set %ssecond-server to a real one", PREFIX)
     zero, one = (side.resources.enter_context(keys) for keys in trial_server_keys(side.coins))
     policy = OperatorPolicy(
         weakest=ClientPolicy(
@@ -135,13 +133,13 @@ def _believed(side: NodeSide) -> tuple[bytes, bytes]:
         if side.settings.allow_simulated_second_server:
             return shown
         raise InvalidParameters(
-            "the second server is simulated by the first one, which protects nobody from it; let another party run "
-            "one, or set allow_simulated_second_server in a simulation",
+            "the first server simulates the second and can read all updates; let another party run a server, or set "
+            "allow_simulated_second_server in a simulation",
             reason=Reason.BELOW_FLOOR,
         )
     if side.settings.servers is None:
         raise InvalidParameters(
-            f"this client knows no two servers; give the node {PREFIX}servers, or SecAggMod(servers=...)",
+            f"this client has no two servers to trust; set {PREFIX}servers on the node, or SecAggMod(servers=...)",
             reason=Reason.BELOW_FLOOR,
         )
     return load_server_pair(Path(side.settings.servers)).server_keys

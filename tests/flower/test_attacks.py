@@ -116,9 +116,9 @@ def test_two_stories_give_no_wrong_sum_in_semi_honest_mode(outcomes: dict[str, A
     [
         ("other_terms", 0, "application_digest (capacity, noise, terms) differs from this client", "terms"),
         ("other_field", 0, "the secagg record lacks 'terms'", "left"),
-        ("other_task", 0, " again', and this run is ", "terms"),
+        ("other_task", 0, " again', but this run is ", "terms"),
         ("other_round", 0, "round_number differs from this client", "terms"),
-        ("other_layout", 0, "another layout than this client", "terms"),
+        ("other_layout", 0, "a different layout from this client", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),
         ("unreadable_model", 2, "a message could not be read", "left"),
     ],

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.flower
 
 LEFT = "secagg: this client left the round; code: "
 REFUSED = {
-    "enclave_by_default": "the server's enclave is simulated, which protects nobody from the server",
+    "enclave_by_default": "the server's enclave is simulated and protects nobody from the server",
     "enclave_low_cohort": "a cohort of 2 is below 3",
     "enclave_of_others": "another authority",
 }
@@ -63,7 +63,7 @@ def test_an_update_under_other_terms_is_in_no_sum(outcomes: dict[str, Any]) -> N
 
 def test_an_enclave_that_counts_for_another_task_is_sealed_nothing(outcomes: dict[str, Any]) -> None:
     assert counts(outcomes["enclave_other_task"]) == [(8, 6)]
-    assert outcomes["enclave_other_task"]["log"].count(" again', and this run is ") == 2
+    assert outcomes["enclave_other_task"]["log"].count(" again', but this run is ") == 2
 
 
 def test_updates_of_different_models_are_in_no_sum(outcomes: dict[str, Any]) -> None:

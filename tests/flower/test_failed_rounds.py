@@ -106,8 +106,8 @@ def test_a_failed_round_keeps_the_model_and_is_in_the_result(folders: Path, make
     for name, values in inner.models[2].items():
         assert np.array_equal(inner.models[3][name], values)
         assert not np.array_equal(inner.models[4][name], values)
-    assert "round 2 failed, and nothing of it was learned" in log.text
-    assert "this round is skipped, and the next one begins from the last good model (1 of at most 2" in log.text
+    assert "round 2 failed, and the server learned nothing" in log.text
+    assert "this round is skipped; the next one starts from the last good model (1 of at most 2" in log.text
 
 
 @pytest.mark.parametrize(("given", "asked"), [({"failed_rounds": 1}, 3), ({"on_failure": "stop"}, 2)])
@@ -153,7 +153,7 @@ def test_a_round_begins_again_only_where_nobody_was_asked_for_an_update(
     result = started(inner, strategy(), 2, settings(on_failure=on_failure))
     assert inner.sessions == sessions
     assert (SKIPPED in result.train_metrics_clientapp[2]) is (on_failure == "skip")
-    assert ("so the round begins again (1 of 2)" in log.text) is (on_failure == "retry")
+    assert ("so the round starts again (1 of 2)" in log.text) is (on_failure == "retry")
 
 
 def test_after_an_upload_left_no_second_sum_of_the_round_is_made(folders: Path) -> None:
@@ -378,4 +378,4 @@ def test_a_model_at_which_too_many_fail_is_not_sent_again_and_the_last_good_one_
     assert inner.trained.count(2) == CLIENTS
     assert np.abs(arrays_of(result)["w"] - MODEL["w"] - 0.375).max() < STEP
     assert {n for n, record in result.train_metrics_clientapp.items() if SKIPPED in record} == {2, 3, 4, 5}
-    assert "the run stops with the last good model, since training failed at too many clients" in log.text
+    assert "the run stops with the last good model, because training failed at too many clients" in log.text

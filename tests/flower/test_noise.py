@@ -47,7 +47,7 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
 
 def test_a_round_in_which_all_trainings_failed_is_not_without_a_word(folders: Path, log: Any) -> None:
     """The model moves by noise, and no count in the sum says that nobody trained."""
-    given, said = {**NOISE, "noise": 0.01}, "the sum is no longer than its noise alone, so perhaps nobody trained"
+    given, said = {**NOISE, "noise": 0.01}, "the sum is no longer than its noise alone, so perhaps no client trained"
 
     def failing(*_: Any) -> Any:
         raise RuntimeError("the data of this node are gone")
@@ -159,7 +159,7 @@ def test_a_budget_without_noise_or_without_a_key_to_keep_it_under_is_refused(fol
     assert not has_sum(folders, 1, {"noise": 0.0, "norm": 0.0, **BUDGET}, noise=0.0, norm=0.0)
     assert "never uploads without noise" in log.text
     assert not has_sum(folders, 1, BUDGET, mode="semi_honest", roster="")
-    assert "no key by which to identify it" in log.text
+    assert "no key that identifies it" in log.text
 
 
 def test_an_operator_lowers_a_budget_and_does_not_raise_it(folders: Path) -> None:

@@ -27,7 +27,9 @@ NODE = ClientNode.of(
 
 def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
     """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
-    with pytest.raises(InvalidParameters, match=r"no plug for Flower: its clients resume from memory.*take 'pairwise'"):
+    with pytest.raises(
+        InvalidParameters, match=r"cannot run on Flower: its clients resume from memory.*use 'pairwise'"
+    ):
         plug_of("lightsecagg")
     assert "lightsecagg" not in NODE.protocols
 

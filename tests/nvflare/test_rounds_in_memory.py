@@ -184,7 +184,7 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
     made.process, made.rounds = "01", Rounds(replace(made.settings, clip=2.0))
     with pytest.raises(ThresholdNotMet):
         made.run(MODEL)
-    assert caplog.text.count("names task 'nvflare job job-1 01', and this run is 'nvflare job job-1 00'") == SITES
+    assert caplog.text.count("names task 'nvflare job job-1 01', but this run is 'nvflare job job-1 00'") == SITES
 
 
 @pytest.mark.parametrize(

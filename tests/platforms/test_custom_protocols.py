@@ -111,7 +111,7 @@ def test_a_protocol_that_resumes_from_memory_has_no_plug_where_processes_end(cus
     del custom
     registry.register(replace(ENTRY, name="in memory", is_suspended=False))
     try:
-        with pytest.raises(InvalidParameters, match="has no plug for Flower"):
+        with pytest.raises(InvalidParameters, match="cannot run on Flower"):
             plug_of("in memory")
         assert isinstance(plug_of("in memory", is_suspended=False), Plug)
     finally:

@@ -116,7 +116,7 @@ def test_a_strategy_that_changes_the_model_is_followed_with_whole_models_and_tol
             _, _, sent = play(made, number + 1, sent, [0.1] * 4)
     finally:
         LOG.removeHandler(caplog.handler)
-    said = {id(record) for record in caplog.records if "every node is sent it whole" in record.getMessage()}
+    said = {id(record) for record in caplog.records if "every node receives it whole" in record.getMessage()}
     assert len(said) == 1
 
 

@@ -258,7 +258,7 @@ def test_each_round_shows_the_newest_head_of_the_roster(folder: Path, caplog: py
     before, text = begun(), roster.read_bytes()
     roster.write_bytes(text[:-9] + b"00000000\n")
     assert begun() == before
-    assert "the roster of the round before is used" in caplog.text
+    assert "using the previous round's roster" in caplog.text
     # An older roster has a good signature, and lists who was revoked since.
     roster.write_bytes(text)
     renew(roster, key)

@@ -273,9 +273,9 @@ def test_the_operator_sees_who_speaks_what_and_whom_a_form_leaves_out(caplog: py
 
     with caplog.at_level(logging.INFO):
         Round(Task(), talk).carried(NODES)
-    assert "clients by the newest form of messages that they speak: 3: 1, 4: 1" in caplog.text
+    assert "clients by the newest form of messages that they support: 3: 1, 4: 1" in caplog.text
     assert caplog.text.count("newest form") == 1, "once a round"
-    assert "1 clients left with code 'version': they do not speak the round's form" in caplog.text
+    assert "1 clients left with code 'version': they do not support the round's form" in caplog.text
 
 
 def test_a_record_without_a_form_or_with_a_long_one_is_refused() -> None:
@@ -298,7 +298,7 @@ def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFi
         carried.carried(NODES)
     assert task.session.dropped == [TWO]
     assert [client for client, _ in task.session.heard] == [ONE, THREE] * 2
-    assert "node b could not be sent to" in caplog.text
+    assert "could not send to node b" in caplog.text
     assert carried.ends == 2, "what a stage asked for is taken back"
 
 
@@ -340,7 +340,7 @@ def test_a_round_below_its_threshold_ends_before_the_sum(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING), pytest.raises(ThresholdNotMet, match="of 3"):
         Round(task, talk).carried(NODES)
     assert task.session.ended == ["aborted"]
-    assert "round 7 failed, and nothing of it was learned" in caplog.text
+    assert "round 7 failed, and the server learned nothing" in caplog.text
     assert "two answers (to blame: client/2)" in caplog.text
     few = Task(Session(stages=[UPLOAD, KEYS]), threshold=2)
 
@@ -359,7 +359,7 @@ def test_a_lost_helper_ends_the_round_and_says_so(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING), pytest.raises(ConnectionError, match="is gone"):
         Round(task, talk).carried(NODES)
     assert task.session.ended == ["aborted"]
-    assert "nothing of it was learned: the helper is gone" in caplog.text
+    assert "the server learned nothing: the helper is gone" in caplog.text
     assert "a lie (to blame: nobody for certain)" in caplog.text
 
 
@@ -382,7 +382,7 @@ def test_a_node_that_nobody_invited_is_heard_in_no_name(caplog: pytest.LogCaptur
     assert not task.session.heard
     assert (count.refused, count.received) == (1, 0)
     assert (
-        "is excluded: nobody was invited under this name; a platform's nodes are those that it named\n" in caplog.text
+        "is excluded: nobody was invited under this name; the platform names the nodes that take part\n" in caplog.text
     )
 
 

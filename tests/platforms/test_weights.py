@@ -135,7 +135,7 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
         log.clear()
-        with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, and secagg-minimum-trained is 1"):
+        with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, but secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
         assert "round 1 failed: training failed at too many clients: of 6 uploads 0 trained" in log.text
 
@@ -145,7 +145,7 @@ def test_a_client_logs_values_that_are_cut_off_with_the_setting_to_change(log: p
         return {"model": {"w": sent["w"] + np.float32(1000.0), "steps": sent["steps"]}, "n": 1024}
 
     play(Rounds(SecAggSettings(clip=1.0)), far, model())
-    assert "of this update's values are beyond their range and were cut off; the server's secagg-clip" in log.text
+    assert "of this update's values exceeded their range and were clipped; the server's secagg-clip" in log.text
 
 
 def test_counts_that_a_dishonest_client_has_altered_divide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,14 +161,14 @@ def test_an_app_that_returns_what_it_trained_alone_is_told_so(log: pytest.LogCap
 
     with pytest.raises(TooFewTrained, match="check that the app returns every tensor that it was sent"):
         play(Rounds(SecAggSettings()), adapters, model())
-    assert "training returned other tensors than were sent and are summed: ['steps']" in log.text
+    assert "training did not return these tensors, which were sent and are summed: ['steps']" in log.text
 
 
 @pytest.mark.parametrize(("least", "is_refused"), [(3, False), (4, True)])
 def test_an_operator_has_a_floor_on_how_many_trained(least: int, *, is_refused: bool) -> None:
     made = Rounds(SecAggSettings(minimum_trained=least, weighting="uniform"))
     if is_refused:
-        with pytest.raises(TooFewTrained, match=r"3 trained, with .* examples in all, and secagg-minimum-trained is 4"):
+        with pytest.raises(TooFewTrained, match=r"3 trained, with .* examples in all, but secagg-minimum-trained is 4"):
             play(made, failing({1, 3, 5}), model())
     else:
         play(made, failing({1, 3, 5}), model())
@@ -286,7 +286,7 @@ def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
     made = Rounds(SecAggSettings())
     for task in ("t 1", "t1", "t ", ""):
         terms = made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms
-        with pytest.raises(InvalidParameters, match="and this run is 't'"):
+        with pytest.raises(InvalidParameters, match="but this run is 't'"):
             node(tmp_path).begun(terms)
     # Where runs have one name, as simulations do, the server's own number stands behind it, and a run has one.
     for client in (replace(node(tmp_path), task_file=tmp_path / "task") for _ in range(2)):
@@ -294,7 +294,7 @@ def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
             made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms for task in ("t 1", "t 2")
         )
         assert client.begun(first).terms == first
-        with pytest.raises(InvalidParameters, match="names task 't 2', and this run is 't 1'"):
+        with pytest.raises(InvalidParameters, match="names task 't 2', but this run is 't 1'"):
             client.begun(second)
 
 
@@ -360,7 +360,7 @@ def test_a_server_is_warned_of_a_sum_that_may_be_noise_alone(log: pytest.LogCapt
             payloads.append(noise.add_to(training.late.take(task.update.layout).payload, SystemCoins()))
         session: Any = SimpleNamespace(noise=noise)
         task.say_if_noise_alone(session, ideal_aggregate(task.update.layout, payloads))
-        assert ("the sum is no longer than its noise alone, so perhaps nobody trained" in log.text) is is_said
+        assert ("the sum is no longer than its noise alone, so perhaps no client trained" in log.text) is is_said
 
 
 @pytest.mark.parametrize("cut", [256.0, 512.0, 2048.0])
@@ -372,7 +372,7 @@ def test_a_server_does_not_sweep_where_counts_are_cut(cut: float, tmp_path: Path
         for one in task.update.tensors
     ]
     offered = ModelUpdate(tensors=tuple(tensors), epoch=task.update.epoch, source=task.update.source)
-    with pytest.raises(InvalidParameters, match=f"1024 examples count fully, and cuts them at {cut:g}"):
+    with pytest.raises(InvalidParameters, match=f"1024 examples count fully, but clips them at {cut:g}"):
         node(tmp_path).begun(replace(task.terms, parameters=encode_parameters(offered)))
 
 
@@ -504,13 +504,13 @@ def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.L
     for number in (1, 2):
         play(made, lambda number, sent: moved(number, sent, n=30), model(), number)
     assert log.text.count("lower secagg-full-weight from 1024 to about the largest number of examples") == 1
-    assert log.text.count("30 examples count as 256, since secagg-full-weight is 1024") == 1
+    assert log.text.count("30 examples count as 256, because secagg-full-weight is 1024") == 1
     log.clear()
     play(Rounds(SecAggSettings(full_weight=30)), lambda number, sent: moved(number, sent, n=30), model())
     assert "lower secagg-full-weight" not in log.text
 
 
-@pytest.mark.parametrize(("clip", "said"), [(0.01, "of this update's values are beyond"), (1e6, "rest is noise")])
+@pytest.mark.parametrize(("clip", "said"), [(0.01, "of this update's values exceeded"), (1e6, "rest is noise")])
 def test_clients_of_one_process_say_once_that_the_clip_is_wrong(
     log: pytest.LogCaptureFixture, clip: float, said: str
 ) -> None:

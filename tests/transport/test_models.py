@@ -182,9 +182,9 @@ def test_an_enclave_counts_peaks_and_bounds_norms(town: Town) -> None:
         (("--set", "compression=scalar-8"), "--set compression takes fixed-point, pruning-0.9 and the like, or peak"),
         (("--set", "compression=module:Name"), "--set compression takes fixed-point"),
         (("--set", "tensors=a*;b*"), "--set tensors no turns"),
-        (("--set", "tensors=none*"), "--set tensors names none*, and the model has layer.weight"),
+        (("--set", "tensors=none*"), "--set tensors names none*, but the model has layer.weight"),
         (("--set", "noise=1.0"), "is the norm to which clients clip if --set noise is above 0"),
-        (("--set", "noise=1.0", "--set", "norm=1.0", "--set", "weighting=uniform"), "norm.batches holds integers"),
+        (("--set", "noise=1.0", "--set", "norm=1.0", "--set", "weighting=uniform"), "norm.batches contains integers"),
         (("--set", "max-norm=1.0"), "take --protocol enclave"),
         (("--clip", "1e9", "--set", "fraction_bits=40"), "lower --clip or --set fraction-bits"),
     ],
@@ -205,7 +205,7 @@ def test_a_server_of_a_model_needs_a_model_and_a_place(capsys: pytest.CaptureFix
     assert refusal(capsys, "serve", "--model", path, "--clients", "5").endswith("give --out as well\n")
     (tmp_path / "base.npz").write_bytes(b"PK")
     said = refusal(capsys, "serve", "--model", path, "--clients", "5", "--out", str(tmp_path / "next.npz"))
-    assert "is no file of named tensors" in said
+    assert "is not a file of named tensors" in said
 
 
 def test_a_model_of_more_tensors_than_a_description_has_room_for_is_refused(
@@ -305,9 +305,9 @@ def test_a_client_joins_with_the_model_that_was_trained_from(
         (("--examples", "9", "--task", "other"), None, "the server sums 'sum', and this client answers 'other'"),
         (("--examples", "9", "--set", "minimum_cohort=10"), None, "this client accepts 10 or more"),
         (("--examples", "9", "--set", "adapter={}"), None, "this client's adapter has another fingerprint"),
-        (("--examples", "9"), {"norm.mean": np.zeros(4)}, "training returned other tensors than were sent"),
+        (("--examples", "9"), {"norm.mean": np.zeros(4)}, "training did not return these tensors"),
         (("--examples", "9"), {**base(), "norm.mean": np.zeros(5)}, "'norm.mean' was sent with shape (4,)"),
-        (("--examples", "9"), {**base(), "norm.batches": np.array(2.5)}, "was sent as int64 and returned as float64"),
+        (("--examples", "9"), {**base(), "norm.batches": np.array(2.5)}, "was sent as int64 but returned as float64"),
         (("--examples", "9"), {**base(), "mask": np.ones(2, bool)}, "changed the boolean tensor 'mask'"),
     ],
 )
