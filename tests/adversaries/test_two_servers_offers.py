@@ -80,10 +80,10 @@ def key_of(party: str) -> bytes:
 WEAKER: dict[str, tuple[dict[str, Any], str]] = {
     "suite": ({"suite": Suite.CLASSIC}, "suite"),
     "mode": ({"mode": SharingMode.UNCHECKED_POINT_FUNCTIONS}, "mode UNCHECKED_POINT_FUNCTIONS"),
-    "authority": ({"authority": key_of("client 9")}, "another authority.*secagg keys follow"),
-    "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "the servers are not the two"),
-    "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "the servers are not the two"),
-    "both swapped": ({"server_keys": (key_of("server 1"), key_of("server 0"))}, "the servers are not the two"),
+    "authority": ({"authority": key_of("client 9")}, "is not the pinned one.*secagg keys follow"),
+    "server 0": ({"server_keys": (key_of("client 9"), key_of("server 1"))}, "are not the pinned ones"),
+    "server 1": ({"server_keys": (key_of("server 0"), key_of("client 9"))}, "are not the pinned ones"),
+    "both swapped": ({"server_keys": (key_of("server 1"), key_of("server 0"))}, "are not the pinned ones"),
     "cohort": ({"minimum_cohort": 4}, "cohort of 4"),
     "layout": ({"layout": Layout(MIXED_LAYOUT.segments[:3])}, "layout"),
     "codebook": (

@@ -17,7 +17,7 @@ REFUSED = {
 }
 TO_SERVER_ONE = {
     "two_offered_low_cohort": "a cohort of 2 is below 3",
-    "two_own_key": "server 0's key differs from the one its operator knows",
+    "two_own_key": "the two servers' keys are not the pinned ones",
 }
 TOLD_OTHERWISE = {
     "two_other_terms": "the round's codec, model, capacity or terms differ from this client's",
