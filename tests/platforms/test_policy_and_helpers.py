@@ -6,8 +6,9 @@ import logging
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from secagg.contract import Layout, RingSegment
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, PeerMisbehaved, Reason
 from secagg.identifiers import ClientId
@@ -22,6 +24,7 @@ from secagg.platforms import client_node
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.client_round import Node, begun_app
 from secagg.platforms.one_message_plug import StandingHolders
+from secagg.platforms.plugs import NodeSide, plug_of
 from secagg.platforms.round_task import Rounds
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.enclave.attestation import SnpCollateral
@@ -31,9 +34,11 @@ from secagg.session import registry
 from secagg.session.identities import make_identities
 from secagg.session.ledger import Spent
 from secagg.session.registry import find, names
+from secagg.session.roles import Subject
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store
 from tests.harness.one_message_sums import InsecureSum, SumSetup
+from tests.harness.wire_sums import update_of
 
 STRICTER: dict[str, Any] = {
     "minimum_threshold": 3,
@@ -347,6 +352,29 @@ def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: 
         ClientNode.of({"modes": "semi_honest"}).raised_by({"secagg-identity": keyed["identity"]}).require_keys_used(
             is_certified=False
         )
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_a_server_that_only_says_that_keys_are_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool
+) -> None:
+    """The terms say that clients are certified, and the offer is of a protocol that looks at no certificate."""
+    monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "ledgers"))
+    clients, entry = [ClientId(number) for number in range(5)], find("lightsecagg")
+    make_identities(tmp_path / "keys", clients, SystemCoins())
+    given: dict[str, Any] = {"identity": str(tmp_path / "keys" / "client-3.key"), "protocols": "lightsecagg"}
+    node = ClientNode.of(given | ({"modes": "semi_honest"} if is_allowed else {}))
+    states = StateDirectory(tmp_path / "states", coins=SystemCoins())
+    side = NodeSide(settings=node, client=clients[3], certified=node.load_identity({}), states=states)
+    subject = Subject(task=b"t", round_number=1, layout=Layout((RingSegment(32, 4),)), capacity=1 << 20)
+    with closing(entry.simulate(entry.settings(), coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
+        offer = world.open(subject, frozenset(clients)).message_to(clients[3])
+    part = plug_of("lightsecagg", is_suspended=False).member(side).join(subject, update_of(clients[3]))
+    if is_allowed:
+        assert part.answer(offer)
+        return
+    with pytest.raises(InvalidParameters, match="holds only against a server that follows the protocol"):
+        part.answer(offer)
 
 
 def test_a_server_without_keys_is_refused_before_anything_is_read(
