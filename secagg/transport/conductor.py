@@ -202,9 +202,12 @@ class Conductor:
         if not self.is_running:
             return
         if self.exchange.step_away(client):
-            self._admission.release(client)
-            self._claimed.discard(client)
-            self._left_at = self._clock()
+            store, self._left_at = self._store, self._clock()
+            if store is not None and client in self._claimed:
+                self._claimed.discard(client)  # If it returns meanwhile, it claims its name again.
+                await self._written(lambda: store.claim(self.description.session, client))
+            if client in self.exchange.away:
+                self._admission.release(client)
         elif client not in self._leaving:
             self._leaving.add(client)
             if (participation := await self._asked(lambda: self._dropped(client))) is None:

@@ -32,6 +32,7 @@ from .proof import PROOF_BYTES
 _MOST: Final = (1 << 32) - 1
 _DIGEST_BYTES: Final = 32
 _CLAIM_BYTES: Final = NAME_BYTES + 8 + _DIGEST_BYTES
+_NOBODY: Final = bytes(_DIGEST_BYTES)
 _SENTENCE_BYTES: Final = 1 << 12
 
 
@@ -73,8 +74,8 @@ class ServerStore:
             raise InvalidParameters(f"{self._path} is not a record of a session ({error}); remove it") from None
         return record
 
-    def claim(self, session: str, client: ClientId, digest: bytes) -> None:
-        """Store the owner of a name in a session; durable when this returns."""
+    def claim(self, session: str, client: ClientId, digest: bytes = _NOBODY) -> None:
+        """Store the owner of a name in a session, or that it is free again; durable when this returns."""
         descriptor = os.open(self._claims, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -94,7 +95,7 @@ class ServerStore:
             name, rest = stored[start : start + NAME_BYTES], stored[start + NAME_BYTES : start + _CLAIM_BYTES]
             if name.hex() == session:
                 found[ClientId(int.from_bytes(rest[:-_DIGEST_BYTES], "big"))] = rest[-_DIGEST_BYTES:]
-        return found
+        return {client: digest for client, digest in found.items() if digest != _NOBODY}
 
     def erase(self) -> None:
         """Overwrite and remove the files: the session has ended."""

@@ -101,15 +101,15 @@ def test_a_server_keeps_one_record(tmp_path: Path) -> None:
 
 def test_names_that_were_claimed_stay_with_who_claimed_them(tmp_path: Path) -> None:
     store, other = ServerStore(tmp_path / "server"), bytes([1] * 16).hex()
-    store.claim(DESCRIPTION.session, ONE, bytes(32))
+    store.claim(DESCRIPTION.session, ONE, bytes([3] * 32))
     store.claim(other, ClientId(2), bytes([1] * 32))
     # A claim that a crash cut off was never answered.
     with (tmp_path / "server" / "session.claims").open("ab") as file:
         file.write(bytes(20))
     again = ServerStore(tmp_path / "server")
-    assert again.claims(DESCRIPTION.session) == {ONE: bytes(32)}
+    assert again.claims(DESCRIPTION.session) == {ONE: bytes([3] * 32)}
     again.claim(DESCRIPTION.session, ClientId(3), bytes([2] * 32))
-    assert store.claims(DESCRIPTION.session) == {ONE: bytes(32), ClientId(3): bytes([2] * 32)}
+    assert store.claims(DESCRIPTION.session) == {ONE: bytes([3] * 32), ClientId(3): bytes([2] * 32)}
     assert store.claims(other) == {ClientId(2): bytes([1] * 32)}
     store.erase()
     assert store.claims(DESCRIPTION.session) == {}
@@ -128,6 +128,22 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
         assert not admission.admits(held.description.encode(), ONE, bytes([1]) * 65)
 
 
+async def test_a_name_that_was_given_up_is_free_in_the_next_process(tmp_path: Path) -> None:
+    """Otherwise visitors who come and go would leave a restarted server without a seat for anybody."""
+    server = SumServer(limits=quick_limits(), store=ServerStore(tmp_path / "server"))
+    async with holding(server) as (held, _):
+        shown, other = held.description.encode(), bytes([1] * 65)
+        for client in (ONE, ClientId(2)):
+            assert (await held.ask(client)).status_code == 200
+            reply = await held.http.request("DELETE", f"{held.base}/client", headers=headers_of(client))
+            assert reply.status_code == 204
+        assert (await held.ask(ClientId(2))).status_code == 200
+        kept = ServerStore(tmp_path / "server").claims(held.description.session)
+        admission = FirstCome(None, shown, kept)
+        assert admission.admits(shown, ONE, other)
+        assert not admission.admits(shown, ClientId(2), other)
+
+
 class FullStore(ServerStore):
     """A store whose disk has room again when ``refusals`` are over."""
 
@@ -144,7 +160,7 @@ class FullStore(ServerStore):
         self._refuse()
         super().put(record)
 
-    def claim(self, session: str, client: ClientId, digest: bytes) -> None:
+    def claim(self, session: str, client: ClientId, digest: bytes = bytes(32)) -> None:
         self._refuse()
         super().claim(session, client, digest)
 
