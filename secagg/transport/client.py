@@ -289,12 +289,12 @@ class _Part:
 
     async def run(self, asked: dict[str, str]) -> Outcome:
         progress = None if self.store is None else self.store.take()
-        description, shown = await self._description(asked | {"after": ""} if progress else asked)
+        description = await self._description(asked | {"after": ""} if progress else asked)
         if progress is None or progress.session.hex() != description.session:
             # The suspended state of a finished session is useless.
             progress = ClientProgress(
                 bytes.fromhex(description.session),
-                self.prover.proof(shown),
+                self.prover.proof(description.encode()),
                 0,
                 b"",
                 is_last=False,
@@ -327,12 +327,12 @@ class _Part:
         is_released = last.status == Answer.DONE.status
         return Outcome(description=description, stages=self.stages, is_released=is_released, sentence=last.sentence)
 
-    async def _description(self, asked: dict[str, str]) -> tuple[SessionDescription, bytes]:
+    async def _description(self, asked: dict[str, str]) -> SessionDescription:
         params = {name: value for name, value in asked.items() if value} or None
         while True:
             reply = await self.requests.ask("GET", "/v1/session", params=params)
             if reply.status != Answer.AGAIN.status:
-                return SessionDescription.decode(reply.body), reply.body
+                return SessionDescription.decode(reply.body)
             await self.requests.rest()
 
     async def _exchange(self, description: SessionDescription, progress: ClientProgress) -> Reply:

@@ -81,6 +81,8 @@ class SessionDescription:
     """Form of the session's messages, as its offer has it; a client that does not speak it says so and leaves."""
     must_know: tuple[str, ...] = ()
     """Fields that a client of another version must not ignore; it ignores all other unknown fields."""
+    _decoded: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """What it was decoded from; another version may encode it differently, and clients sign these bytes."""
 
     def __post_init__(self) -> None:
         texts, numbers = ("session", "protocol", "task", "mode"), ("round_number", "answer_bytes", "form")
@@ -99,26 +101,27 @@ class SessionDescription:
     def encode(self) -> bytes:
         """Return it as JSON, with the terms as a text and the round as digits, which every reader preserves."""
         said = asdict(self) | {"round_number": str(self.round_number), "terms": _text(self.terms)}
-        if not self.must_know:
-            del said["must_know"]
-        return json.dumps(said).encode()
+        for name in ("_decoded", *([] if self.must_know else ["must_know"])):
+            del said[name]
+        return self._decoded or json.dumps(said).encode()
 
     @classmethod
     def decode(cls, encoded: bytes) -> SessionDescription:
         """Decode a description; ignores fields that this version does not know, unless it must know them."""
         try:
             given = cast("dict[str, Any]", json.loads(encoded))
-            needed = tuple(given.get("must_know", ()))
-            if strange := [repr(name) for name in needed if name not in cls.__slots__]:
+            needed, fields = tuple(given.get("must_know", ())), [each for each in cls.__slots__ if each[0] != "_"]
+            if strange := [repr(name) for name in needed if name not in fields]:
                 raise MalformedMessage(
                     f"this session takes a client that knows {', '.join(strange)}; install the server's "
                     "version of secagg",
                     reason=Reason.WRONG_VERSION,
                 )
-            known: dict[str, Any] = {name: given[name] for name in cls.__slots__ if name in given}
+            known: dict[str, Any] = {name: given[name] for name in fields if name in given}
             known["round_number"], known["terms"] = int(given["round_number"]), json.loads(given["terms"])
             known["must_know"], known["form"] = needed, given["form"]
             description = cls(**known)
+            object.__setattr__(description, "_decoded", encoded)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedMessage(
                 f"this is not a session description ({error})", reason=Reason.NOT_CANONICAL

@@ -465,6 +465,10 @@ def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> 
     )
     later = json.loads(description.encode()) | {"deadline": 3}
     assert SessionDescription.decode(json.dumps(later).encode()) == description
+    # A resumed session shows what its clients have signed, and a private field is one like any other.
+    for shown in (json.dumps(later, indent=1), json.dumps(later | {"_decoded": "0"})):
+        assert SessionDescription.decode(shown.encode()).encode() == shown.encode()
+        assert replace(SessionDescription.decode(shown.encode()), must_know=()).encode() == description.encode()
     with pytest.raises(MalformedMessage, match=r"'deadline', '\\x1b\[2J'; install the server's version") as refused:
         SessionDescription.decode(json.dumps(later | {"must_know": ["terms", "deadline", "\x1b[2J"]}).encode())
     assert refused.value.reason is Reason.WRONG_VERSION
