@@ -72,8 +72,6 @@ MESSAGE_FORM: Final = Field(
     "1: 3",
 )
 """Form of a session's messages: the first field of the message whose digest is T0."""
-
-
 CLIENT: Final = Field(
     lambda writer, value: writer.fixed(value.encode(), CLIENT_ID_BYTES),
     lambda reader, _: ClientId(reader.integer(CLIENT_ID_BYTES)),
@@ -87,8 +85,6 @@ SERVER: Final = Field(
     "1: 0 or 1",
 )
 """Which of two servers."""
-
-
 FLAG: Final = Field(
     lambda writer, value: writer.integer(value, 1),
     lambda reader, _: bool(_below(reader, 2, "no or yes")),

@@ -102,7 +102,6 @@ _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
 
 # --- Receipts ---------------------------------------------------------------------------------------------------------
 
-
 LEAST_REFUSALS: Final = 2
 REFUSAL_SHARE: Final = 8
 """A holder that refuses one in this number of uploads that others accept, or ``LEAST_REFUSALS``, counts as absent."""

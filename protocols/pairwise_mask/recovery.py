@@ -131,7 +131,6 @@ def _components(joined: Mapping[int, list[int]]) -> list[set[int]]:
 
 # --- The recovery -----------------------------------------------------------------------------------------------------
 
-
 _CACHED_WEIGHTS: Final = 256
 
 
@@ -419,7 +418,6 @@ def _weights(points: tuple[int, ...], threshold: int) -> LagrangeWeights:
 
 
 # --- The release ------------------------------------------------------------------------------------------------------
-
 
 MASKS_PER_STEP: Final = 1024
 """Number of masks removed between two progress callbacks; their keys are in memory at the same time."""

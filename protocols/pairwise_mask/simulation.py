@@ -119,7 +119,6 @@ class PairwiseSimulation(Confined):
 
 # --- Costs ------------------------------------------------------------------------------------------------------------
 
-
 _HEADER: Final = 7 + CONTEXT_TAG_BYTES
 _COUNT, _ID = 4, 8
 _AUTHORITY = b"\x01" * IDENTITY_KEY_BYTES
@@ -217,7 +216,6 @@ def _proof_nodes(clients: int, degree: int) -> int:
 
 
 # --- The entry --------------------------------------------------------------------------------------------------------
-
 
 ENTRY: Final = ProtocolEntry(
     name="pairwise",

@@ -101,7 +101,6 @@ def _hash(secret: Secret, label: Label, *parts: bytes) -> bytes:
 
 # --- Suites -----------------------------------------------------------------------------------------------------------
 
-
 SHARES_BYTES: Final = 2 * ELEMENT_BYTES
 COMMITMENT_BYTES: Final = 32
 

@@ -94,8 +94,6 @@ class Done(Message):
 
 BatchItem = tuple[bytes, bytes | None]
 """An upload's id, and a server's message about it; None if it refuses the upload."""
-
-
 _STAMP: Final = stamped(lambda stamp: stamp)
 _MOST_BYTES: Final = (1 << 32) - 1
 

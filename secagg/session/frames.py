@@ -152,7 +152,6 @@ def _is_dead(path: Path) -> bool:
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
-
 _TEXT: Final = variable(MAXIMUM_TEXT_BYTES)
 _PARTIES: Final = (ClientId, ServerId, HolderId)
 
