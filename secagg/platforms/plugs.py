@@ -110,9 +110,7 @@ class NodeSide:
 
     def __post_init__(self) -> None:
         if self.settings.is_keyed and self.certified is not None:
-            policy = (
-                self.settings.policy.with_keys()
-            )  # The server may say that keys are used, and offer another session.
+            policy = self.settings.policy.with_keys()  # The server's word that it uses keys is no proof.
             object.__setattr__(self, "settings", replace(self.settings, policy=policy))
         object.__setattr__(self, "privacy", self.settings.privacy_ledger(self.certified))
 
