@@ -3,7 +3,7 @@
 Each of those is the output of ``benchmarks/run.py SUITE ... --json results/processors/NAME.json``; figures of an older
 tree are under ``before``, which the table ignores. Ratios of one run can be compared between processors, and times per
 element approximately.
-The table has the figures with a target; the JSON files have all.
+The table has the figures with a target that every run has; the JSON files have all.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
         for figure in run["figures"]:
             if figure["unit"] in COMPARED and _target(figure):
                 rows.setdefault(figure["name"], {})[name] = figure
-    lines = ["# Figures of several processors", "", "Made by `benchmarks/processors.py`.", ""]
+    made = "Made by `benchmarks/processors.py`; the JSON files have more figures."
+    lines = ["# Figures of several processors", "", made, ""]
     for name, run in runs.items():
         lines.append(f"- {name}: {', '.join(f'{key} {value}' for key, value in run['machine'].items())}")
     lines += ["", f"| figure | target | {' | '.join(runs)} |", "|---" * (2 + len(runs)) + "|"]
     for figure_name, measured in rows.items():
-        cells = [f"{figure['value']:.2f}" if (figure := measured.get(name)) else "" for name in runs]
+        if len(measured) < len(runs):
+            continue
+        cells = [f"{measured[name]['value']:.2f}" for name in runs]
         lines.append(f"| {figure_name} | {_target(next(iter(measured.values())))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
