@@ -38,7 +38,6 @@ def readme(repository: Path) -> str:
     "document",
     [
         "README.md",
-        "compression/README.md",
         "protocols/enclave/README.md",
         "secagg/session/README.md",
         "training/README.md",
