@@ -108,9 +108,8 @@ def sign(options: argparse.Namespace) -> int:
     )
     for (path, request), certificate in zip(asked.items(), made, strict=True):
         replace(certificate_file(path), certificate.grant.hex().encode("ascii"), PUBLIC)
-        print(
-            f"{certificate_file(path)}: client {request.client.value}, mark {_mark(request)}; return it to the client"
-        )
+        # The mark comes before the name, which a requester may have chosen.
+        print(f"client {request.client.value}, mark {_mark(request)}: return {certificate_file(path)} to the client")
     return _signed(options.roster)
 
 
@@ -203,6 +202,8 @@ def _root(path: Path) -> x509.Certificate:
 
 
 def _read(path: Path) -> Request:
+    if not path.name.isprintable():
+        raise InvalidParameters(f"the name of the request {path.name!r} has control characters; remove or rename it")
     try:
         return Request.decode(_lines(path)[0])
     except (OSError, ValueError) as error:

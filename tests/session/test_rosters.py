@@ -597,6 +597,31 @@ def test_a_folder_replaces_no_key(path: Path, tmp_path: Path, capsys: pytest.Cap
     assert path.read_bytes() == before
 
 
+def test_a_requests_name_shows_no_other_mark(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A requester in another's name writes the mark that the authority heard on the telephone."""
+    authority, folder = tmp_path / "authority.key", tmp_path / "requests"
+    folder.mkdir()
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    new = ["keys", "new", "--client", "7", "--authority", load_authority(authority).public_key.hex(), "--out"]
+    assert main([*new, str(tmp_path / "ann.key")]) == 0
+    heard = capsys.readouterr().out.partition("mark ")[2].split()[0]
+    assert main([*new, str(tmp_path / "another.key")]) == 0
+    own = capsys.readouterr().out.partition("mark ")[2].split()[0]
+    at_authority = ["--key", str(authority), "--roster", str(path)]
+    for hidden in ("\n\x1b[8m", "\r", "\u202e"):
+        named = folder / f"client 7, mark {heard}: return it to the client{hidden}.request"
+        named.write_bytes((tmp_path / "another.request").read_bytes())
+        for requests in (folder, named):
+            assert main(["keys", "sign", str(requests), *at_authority]) == 2
+        said = capsys.readouterr()
+        assert hidden not in said.out + said.err.strip()
+        assert not path.exists()
+        named.unlink()
+    (folder / f"client 7, mark {heard}.request").write_bytes((tmp_path / "another.request").read_bytes())
+    assert main(["keys", "sign", str(folder), *at_authority]) == 0
+    assert capsys.readouterr().out.startswith(f"client 7, mark {own}: return ")
+
+
 def test_a_request_whose_certificate_was_lost_is_answered_again(tmp_path: Path) -> None:
     roster, asked = tmp_path / "roster.txt", asks(ANN)
     (first,) = sign_requests(roster, AUTHORITY, [asked])
