@@ -77,8 +77,8 @@ export async function contribute(url, values, options = {}) {
   /** @type {bigint | null} */
   let id = null;
   for (;;) {
-    if (description.form !== FORM && identity) {
-      // Its proof tells the server's operator which clients the form excludes.
+    if (description.form !== FORM && identity && description.task === task) {
+      // Its proof tells the operator which clients the form excludes; a server of another task may not have it.
       await server.join(description, options);
       server.leave();
     }

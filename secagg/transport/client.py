@@ -42,7 +42,6 @@ _RESTED: Final = 2.0
 _SAID_AFTER: Final = 1.0
 """Seconds after which a client reports that its server does not answer."""
 _GOLDEN, _WHOLE = 0x9E3779B97F4A7C15, 1 << 64
-_STAGES: Final = 1000
 _SCHEMES: Final = {"http", "https"}
 _NO_TLS: Final = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 """OpenSSL's reasons, by version, if the peer answers without TLS."""
@@ -304,8 +303,9 @@ class _Part:
         try:
             require_spoken(description.form)
         except MalformedMessage:
-            # The proof tells the server's operator which clients this form leaves out.
-            await self.requests.try_once("DELETE", "/client")
+            # The proof tells the operator which clients this form leaves out; another task's server may not have it.
+            if asked["task"] in {"", description.task}:
+                await self.requests.try_once("DELETE", "/client")
             raise
         if not progress.answer:
             # A client that refuses the description has claimed no name yet, and may return with other options.
@@ -400,6 +400,6 @@ class _Part:
 
 
 def _number(reply: Reply) -> int:
-    if not (reply.stage.isascii() and reply.stage.isdecimal() and len(reply.stage) < len(str(_STAGES))):
+    if reply.stage[3:] or not (reply.stage.isascii() and reply.stage.isdecimal()):
         raise MalformedMessage("the server's message names no stage", reason=Reason.NOT_CANONICAL)
     return int(reply.stage)

@@ -498,6 +498,26 @@ async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_plac
         await server.told()
 
 
+async def test_a_server_of_another_task_gets_no_proof_by_a_form_that_its_client_does_not_speak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It shows the description of another server, whose sum the client does not want, and would end its part there."""
+    asked, keys = list[str](), SimulatedKeys(SystemCoins())
+    shown = replace(DESCRIPTION, task="hospital").encode()
+
+    async def copied(request: Request) -> Response:
+        asked.append(request.url.path)
+        return Response(shown)
+
+    monkeypatch.setattr(wire, "FORMS", range(2, 3))
+    app = Starlette(routes=[Route("/{path:path}", copied, methods=["GET", "DELETE"])])
+    prover = Prover(ONE, SystemCoins(), keys.of(ONE)[0])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+        with pytest.raises(MalformedMessage, match="has form 3"):
+            await contribute("http://weather", joining(ONE), prover=prover, task="weather", http=http)
+    assert asked == ["/v1/session"]
+
+
 def test_a_proof_with_another_form_is_none() -> None:
     """Somebody between a client and its server makes the client out to speak less."""
     coins, session = SystemCoins(), DESCRIPTION.encode()

@@ -84,6 +84,10 @@ test("a session of another form is refused by its name, and the server hears fro
     await assert.rejects(take({ description }, { identity }), why);
     for (let tries = 0; heard.length < 2 && tries < 100; tries++) await new Promise((resolve) => setTimeout(resolve, 20));
     assert.deepEqual(heard, ["GET /v1/session", `DELETE /v1/sessions/${DESCRIPTION.session}/client`]);
+    // A proof over another task's description could be used at the server that has this task.
+    await assert.rejects(take({ description: { ...description, task: "hospital" } }, { identity }), why);
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    assert.deepEqual(heard, ["GET /v1/session"]);
   }
 });
 
