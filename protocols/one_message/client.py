@@ -94,7 +94,7 @@ class Ledger(Confined):
         self._attempts = attempts
         self._record = ClientRecord(task=task) if record is None else ClientRecord.decode(record)
         if self._record.task != task:
-            raise Misuse(f"the record is of {self._record.task!r}; keep one for each task")
+            raise Misuse(f"this record belongs to task {self._record.task!r}; keep one record per task")
         self._store, self._lock = store, Lock()
 
     def sent_for(self, offer: bytes) -> bytes | None:
@@ -103,17 +103,18 @@ class Ledger(Confined):
         return self._record.upload if is_same else None
 
     def charge(self, spent: Spent, epoch: int) -> None:
-        """Count one upload, or refuse it; a later failure gives nothing back.
+        """Count one upload, or refuse it; a later failure does not refund it.
 
-        Claim OM-6: a round has one upload, and a model at most its attempts, wherever the process crashes.
+        Claim OM-6: a round gets one upload, and a model at most its attempts, wherever the process crashes.
         """
         with self._lock:
             round_number, model = spent.number, spent.model
             if spent.task != self._record.task:
-                raise Misuse(f"this ledger counts uploads for {self._record.task!r}; keep one for each task")
+                raise Misuse(f"this ledger counts uploads for task {self._record.task!r}; keep one ledger per task")
             if epoch < self._record.newest_epoch:
                 raise PeerMisbehaved(
-                    f"epoch {epoch} is older than {self._record.newest_epoch}, which this client has already seen",
+                    f"epoch {epoch} is older than epoch {self._record.newest_epoch}, which this client has "
+                    "already seen",
                     reason=Reason.WRONG_SESSION,
                     culprits=UNDECIDED,
                 )
@@ -176,16 +177,16 @@ class OneMessageMember(Confined):
             ledger: this client's earlier uploads, by task.
             clock: the client's local clock, with a time zone.
             signing_key: with its certificate, in ``active`` mode.
-            noise: noise that this client adds to every update; an offer that says otherwise is refused.
-            privacy: budget spent in all its tasks; an upload that would exceed it is refused.
+            noise: noise that this client adds to every update; offers with other noise are refused.
+            privacy: privacy budget of all its tasks; an upload that would exceed it is refused.
             standings: newest standing of the authority that this client has seen, in a ``Store`` or only in memory.
         """
         if (signing_key is None) is not (certificate is None):
-            raise InvalidParameters("a client has a signing key and its certificate, or neither")
+            raise InvalidParameters("signing_key and certificate must be given together; pass both or neither")
         # Without this check, the upload would fail after the update is made and charged.
         if (signing_key is None) is not (policy.authority is None):
             raise InvalidParameters(
-                "a client needs a signing key if its policy names an authority, and has none in semi_honest mode"
+                "a client needs a signing key if its policy names an authority, and must have none in semi_honest mode"
             )
         if certificate is not None and certificate.client != client:
             raise InvalidParameters("the certificate is for another client")
@@ -220,7 +221,7 @@ class Client(OneStageClientSession):
     def _upload(self, message: bytes, update: LazyUpdate) -> bytes:
         """Answer an offer: check it, charge the ledger, make the update and the upload, store it, in this order.
 
-        A repeated offer gets the same bytes. For a refused offer nothing is drawn or charged.
+        A repeated offer gets the same bytes. A refused offer draws and charges nothing.
         """
         member, subject, ledger = self._member, self._subject, self._member.ledger(self._subject.task)
         decoded = Offer.decode(message)
@@ -252,8 +253,9 @@ class Client(OneStageClientSession):
             [values.bounds for values in agreement.parameters.segments],
             charge=charge,
         )
-        # Nothing is refused from here on, even if the epoch has expired: that would reveal how long training took. The
-        # coins depend on the update, the sum and the key, so no other update, sum or party has them.
+        # From here on nothing is refused, even if the epoch has expired: a refusal would reveal how long training took.
+        # The coins depend on the update, the sum and the key, so they are never the same for another update, sum or
+        # party.
         about = (terms.digest, hashlib.sha256(made.payload.encode()).digest())
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:

@@ -1,8 +1,8 @@
-"""Epoch record, signed by the authority once for many sums, and configuration of one sum.
+"""Epoch record, which the authority signs once for many sums, and the configuration of one sum.
 
-A server that chose the committee would choose the worst holders, or one of them twice. So the authority signs the whole
-ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh bytes;
-the epoch's public polynomials are expanded from all of these bytes, so no server can choose them.
+A server that chose the committee could pick colluding holders, or list one of them twice. So the authority signs the
+whole ordered list, and a holder's point follows from its position. Each holder then adds a sealing key and 32 fresh
+bytes. The epoch's public polynomials are expanded from all of these bytes, so the server cannot choose them.
 
 The digest of both (T0) is bound to everything. Clients and holders compute it from what they have checked, so a party
 that received another epoch or configuration cannot use the others' messages.
@@ -71,7 +71,7 @@ class HolderIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord(Message):
-    """Epoch as the authority signs it: the holders in order, and the number of them that each step needs."""
+    """Epoch as the authority signs it: the holders in order, and how many of them each step needs."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_RECORD
     number: Annotated[int, unsigned(8)]
@@ -92,11 +92,14 @@ class EpochRecord(Message):
         count, is_active = len(self.holders), self.mode is SecurityMode.ACTIVE
         keys = {holder.public_key for holder in self.holders}
         for is_wrong, sentence in (
-            (count > MAXIMUM_HOLDERS, f"it has {count} holders; list at most {MAXIMUM_HOLDERS}"),
-            (len({holder.number for holder in self.holders}) != count, "a holder has two positions"),
-            (is_active and len(keys) != count, "one key has two positions"),
-            (is_active and NO_KEY in keys | {self.authority}, "active mode needs an authority and keys of all holders"),
-            (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode has no keys; leave them zero"),
+            (count > MAXIMUM_HOLDERS, f"{count} holders exceed the limit of {MAXIMUM_HOLDERS}; list fewer"),
+            (len({holder.number for holder in self.holders}) != count, "a holder is listed twice; list each once"),
+            (is_active and len(keys) != count, "two holders have the same key; list each key once"),
+            (
+                is_active and NO_KEY in keys | {self.authority},
+                "active mode needs an authority and a key for every holder",
+            ),
+            (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode uses no keys; leave them zero"),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the epoch is refused: {sentence}")
@@ -122,12 +125,12 @@ class EpochRecord(Message):
         """Return the record with the authority's signature.
 
         Security: an authority signs one record per number, and lists holders of different operators: ``corrupted``
-            bounds the number that collude, whichever they are.
+            bounds how many of them collude.
         """
         return replace(self, signature=authority.sign(Label.ONE_MESSAGE_RECORD, self.statement))
 
     def sign(self, key: SigningKey | None, label: Label, *parts: bytes) -> bytes:
-        """Sign as an identity of this epoch; return nothing in ``semi_honest`` mode, which has no identities."""
+        """Sign as an identity of this epoch; return empty bytes in ``semi_honest`` mode, which has no identities."""
         if self.mode is SecurityMode.SEMI_HONEST:
             return b""
         if key is None:
@@ -239,7 +242,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
     keys = tuple(HolderKeys.decode(message) if message else None for message in announced)
     if len(keys) != len(record.holders) or any(key and key.position != at for at, key in enumerate(keys)):
         raise PeerMisbehaved(
-            "an epoch has the keys of its holders in order, and an empty entry for an absent one",
+            "pass the holders' keys in the epoch's order, with an empty entry for each absent holder",
             reason=Reason.ROSTER_INVALID,
             culprits=UNDECIDED,
         )
@@ -252,7 +255,7 @@ def _verified_epoch(encoded: bytes, announced: tuple[bytes, ...]) -> VerifiedEpo
         with blaming(*unverified(sender)):
             if key.record != record.context.digest:
                 raise PeerMisbehaved(
-                    f"keys of {sender} are for another epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+                    f"the keys of {sender} are for another epoch", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
                 )
             record.verify(holder.public_key, key.signature, Label.ONE_MESSAGE_HOLDER_KEYS, *key.parts)
         with blaming(*said_by(sender, record.mode)):
@@ -298,7 +301,7 @@ def noise_of(configuration: Configuration, noise: NoiseSettings | None) -> Clien
     if noise.noise_multiplier is not None and any(
         values.bounds is not None for values in configuration.parameters.segments
     ):
-        raise InvalidParameters("values with noise have no bounds: set bounds = none")
+        raise InvalidParameters("values with noise cannot have bounds; set bounds = none")
     return noise.noise_for(
         configuration.layout,
         minimum_cohort=configuration.minimum_cohort,
@@ -328,17 +331,17 @@ class Configuration(Message):
         segments = tuple((one.length, one.ring_bits, one.fine_bits) for one in parameters.segments[: parameters.inputs])
         due = tuple((one.length, one.ring.modulus_bits, one.fine_bits) for one in self.layout.require_rings())
         for is_wrong, sentence in (
-            (not self.task, "the task has no name; name it"),
+            (not self.task, "the task name is empty"),
             (
                 segments != (*due, (parameters.witnesses, 1, 0)),
                 "the parameters are not those of this layout and its zeros",
             ),
-            (parameters.segments[len(due)].bounds is not None, "zeros must not share coefficients"),
+            (parameters.segments[len(due)].bounds is not None, "the segment of zeros must have no bounds"),
             (
                 self.minimum_cohort < self.corrupted_clients + 2,
-                f"a cohort of {self.minimum_cohort} with {self.corrupted_clients} corrupted has under 2 honest ones",
+                f"{self.minimum_cohort} clients with {self.corrupted_clients} corrupted have fewer than 2 honest ones",
             ),
-            (self.minimum_cohort > parameters.capacity, f"a list of at most {parameters.capacity} is below the cohort"),
+            (self.minimum_cohort > parameters.capacity, f"capacity {parameters.capacity} is below the minimum cohort"),
         ):
             if is_wrong:
                 raise InvalidParameters(f"the configuration is refused: {sentence}")
@@ -370,7 +373,9 @@ class Agreement:
 
     def __post_init__(self) -> None:
         if self.parameters.committee != self.record.committee:
-            raise InvalidParameters("the thresholds differ from those that the authority signed for the epoch")
+            raise InvalidParameters(
+                "the thresholds differ from those that the authority signed; plan with the epoch's record"
+            )
 
     @property
     def record(self) -> EpochRecord:

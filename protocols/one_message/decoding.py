@@ -1,9 +1,9 @@
-"""Recover the sum of secrets from the holders' answers, and find the wrong answers.
+"""Recover the sum of secrets from the holders' answers and identify wrong answers.
 
 Implements: decoding of interleaved Reed-Solomon codes. One combination of all columns over the eighth power of the
 field, drawn after the answers, is wrong where an answer is wrong in any column, except with probability 2^-120; [BW86]
 finds up to (answers - T) / 2 such places in it. Beyond that, liars can choose errors that defeat every decoder, but a
-sum of secrets is short: the server leaves sets of answers out until the others give a short sum that opens the uploads.
+sum of secrets is short: the server omits sets of answers until the rest give a short sum that opens the uploads.
 
 At most c holders lie, so T + c answers on one polynomial include T honest ones: the polynomial is correct, and an
 answer off it is a lie. Up to T - 1 + c answers may agree with a false word, so fewer than T + c prove nothing about the
@@ -42,9 +42,9 @@ from .sharing import (
 
 SumOfSecrets = npt.NDArray[np.int32]
 MOST_SUBSETS: Final = 1 << 20
-"""Number of sets of answers that are examined if answers contradict each other."""
+"""Maximum number of sets of answers to examine if answers contradict each other."""
 MOST_OPENED: Final = 256
-"""Number of sets that are opened, the shortest first: opening one costs as much as a whole sum."""
+"""Maximum number of sets to open, shortest sum first: opening one costs as much as a whole sum."""
 _SUBSETS_AT_ONCE: Final = 1 << 14
 _COLUMNS_AT_ONCE: Final = 16
 _Columns = npt.NDArray[np.int64]
@@ -65,8 +65,8 @@ def recovered(
 ) -> Iterator[Recovered]:
     """Yield candidate sums of secrets, the likeliest first; the caller tries each until one opens.
 
-    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or if leaving out as many answers
-    as are wrong gives at most ``MOST_SUBSETS`` sets. No candidate follows a proven one.
+    The right one is among them if at most (answers - T) / 2 of the answers are wrong, or if there are at most
+    ``MOST_SUBSETS`` ways to omit that many answers. A proven candidate is the last.
 
     Args:
         answers: field elements by position, checked by ``Tally.read``.
@@ -128,7 +128,7 @@ class _Answers:
         return wrong
 
     def sum_of(self, kept: Sequence[int]) -> tuple[Recovered, npt.NDArray[np.bool_]]:
-        """Return the sum that some answers give, and which of all answers are on the same polynomials."""
+        """Return the sum that these answers give, and flags for all answers on the same polynomials."""
         base = kept[: self._parameters.threshold]
         sources = tuple(self._points[index] for index in base)
         slots = transfer_matrix(sources, slot_points(self._parameters.packing))

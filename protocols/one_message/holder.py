@@ -1,9 +1,9 @@
-"""Holder: keeps shares of one epoch, never puts an upload on two lists, and answers for a whole list or not at all.
+"""Holder: keeps shares of one epoch, never signs two lists with the same upload, and answers only for whole lists.
 
-The client has left when the list is made, so the holder enforces its policy. Keys, shares and promises exist only in
-the memory of one process, and last a few hours. The holder wipes them when the keys expire, when the process forks, and
-when the clocks show that the machine was suspended, as one that resumes from a snapshot was. It then has new keys: it
-cannot open what was sealed to the old ones, and takes part in sums that begin later.
+Clients have left when the list is made, so the holder enforces their policy. Keys, shares and promises exist only in
+the memory of one process, for a few hours. The holder wipes them when the keys expire, when the process forks, and when
+its clocks show that the machine was suspended or resumed from a snapshot. It then draws new keys: it cannot open shares
+sealed to the old ones, but can join later sums.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ MOST_UPLOADS: Final = 1 << 20
 USUAL_LIFE: Final = timedelta(hours=12)
 """Lifetime of a holder's keys; clients refuse keys of more than a day."""
 USUAL_MEMORY: Final = 1 << 30
-"""Bytes of offers and of shares that wait for a list."""
+"""Limit on the bytes of offers and of shares that wait for a list."""
 MOST_TASKS: Final = 16
-"""Number of tasks that a holder takes if its operator names none."""
+"""Number of tasks that a holder serves if its operator names none."""
 MOST_SESSIONS: Final = 16
 """Number of offers of one task that a holder remembers; a new offer replaces the oldest."""
 _MOST_DRIFT: Final = 60.0
@@ -150,7 +150,7 @@ class Holder(Confined):
         """
         require_believed(record, policy)
         if record.holders[position].public_key != (NO_KEY if signing_key is None else signing_key.public_key):
-            raise InvalidParameters("another holder has this position; pass the position that has this key")
+            raise InvalidParameters("another holder has this position; pass the position of this holder's key")
         self.position, self._record = position, record
         self._key, self._policy, self._clock, self._coins = signing_key, policy, clock, coins
         self._life, self._tasks, self._memory, self._ticks = life, frozenset(tasks), memory, ticks
@@ -178,7 +178,7 @@ class Holder(Confined):
         except SecAggError as error:
             return encode_refusal(error)
         except Exception:  # noqa: BLE001 -- whatever fails, serve the other requests
-            return encode_refusal(InternalError("a holder failed; its own log says why"))
+            return encode_refusal(InternalError("a holder failed; see its log"))
 
     def respond(self, request: bytes) -> bytes:
         """Return the answer to a request of the server; a repeated request gets the same bytes.
@@ -212,7 +212,7 @@ class Holder(Confined):
             self._forget()
 
     def end_if_expired(self) -> bool:
-        """Wipe expired keys, and end if the epoch is over; return whether it is."""
+        """Wipe expired keys, and end if the epoch is over; return whether it is over."""
         with self._lock:
             now = self._clock().timestamp()
             if not self._is_over and now >= self._record.expiry:
@@ -243,11 +243,9 @@ class Holder(Confined):
     def _require_open(self) -> None:
         if self._process != os.getpid():
             # A fork does not know what this process answers.
-            raise Misuse(
-                "this holder was forked into another process; start another one there", reason=Reason.ALREADY_SPENT
-            )
+            raise Misuse("this holder was forked; start a new holder in the child process", reason=Reason.ALREADY_SPENT)
         if self.end_if_expired():
-            raise InvalidParameters("the epoch is over, and its keys are destroyed; begin another one")
+            raise InvalidParameters("the epoch is over and its keys are wiped; start a new epoch")
 
     def _forget(self) -> None:
         self._pair.wipe()
@@ -275,7 +273,7 @@ class Holder(Confined):
         tasks = self._tasks or {work.agreement.configuration.task for work in self._work.values()}
         if task not in tasks and (self._tasks or len(tasks) >= MOST_TASKS):
             known = "the tasks that its operator named" if self._tasks else f"the first {MOST_TASKS} tasks"
-            raise _wrong(f"this holder serves only {known}, and {task!r} is not among them", Reason.NOT_ELIGIBLE)
+            raise _wrong(f"this holder serves only {known}, not {task!r}", Reason.NOT_ELIGIBLE)
         same = [t0 for t0, work in self._work.items() if work.agreement.configuration.task == task]
         if len(same) >= MOST_SESSIONS:
             self._work.pop(same[0]).wipe()
@@ -295,7 +293,7 @@ class Holder(Confined):
     def _require_own(self, agreement: Agreement) -> None:
         own = agreement.epoch.keys[self.position]
         if own is None or own.encode() != self.keys or agreement.record != self._record:
-            raise _wrong("the offer's keys of this holder are not those that it published", Reason.WRONG_SESSION)
+            raise _wrong("the offer has other keys for this holder than it published", Reason.WRONG_SESSION)
 
     def _receive(self, request: bytes) -> bytes:
         delivery = Delivery.decode(request)
@@ -314,12 +312,12 @@ class Holder(Confined):
         return signed
 
     def _require_room(self, work: _Work, accepted: dict[bytes, _Accepted]) -> None:
-        """Refuse more uploads than one set of public polynomials may mask, or than memory holds.
+        """Refuse uploads beyond the limit of one set of public polynomials, or of memory.
 
         Shares of the task's earlier rounds are discarded first.
         """
         if self._uploads + len(accepted) > MOST_UPLOADS:
-            raise _wrong(f"keys serve at most {MOST_UPLOADS} uploads; ask for new ones", Reason.BUFFER_FULL)
+            raise _wrong(f"a set of keys serves at most {MOST_UPLOADS} uploads; ask for new keys", Reason.BUFFER_FULL)
         task, more = work.agreement.configuration.task, sum(one.share.size for one in accepted.values())
         if accepted and self._held + more > self._memory:
             first = min(one.terms.round_number for one in accepted.values())
@@ -397,7 +395,7 @@ class Holder(Confined):
         configuration, terms = work.agreement.configuration, upload_list.terms
         clients = [listed.client for listed in upload_list.listed]
         if clients != sorted(set(clients)):
-            raise _wrong("the clients of a list must increase", Reason.NOT_CANONICAL)
+            raise _wrong("a list's client ids must increase", Reason.NOT_CANONICAL)
         if not configuration.minimum_cohort <= len(clients) <= configuration.parameters.capacity:
             raise _wrong(
                 f"a list of {len(clients)} is not in {configuration.minimum_cohort}.."
@@ -443,7 +441,7 @@ class Holder(Confined):
 
     def _work_on(self, t0: bytes) -> _Work:
         if t0 not in self._work:
-            raise _wrong("this holder knows no offer with this T0; send the offer first", Reason.WRONG_SESSION)
+            raise _wrong("this holder has not received the offer with this T0; send it first", Reason.WRONG_SESSION)
         return self._work[t0]
 
     def __repr__(self) -> str:
@@ -462,7 +460,9 @@ def require_believed(record: EpochRecord, policy: ClientPolicy) -> None:
     """Refuse an epoch that the holder's authority did not sign, before storing anything for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     if record.authority != (policy.authority or NO_KEY):
-        raise InvalidParameters("the epoch's authority is not the one that this holder trusts; have that one sign it")
+        raise InvalidParameters(
+            "the epoch is signed by another authority than this holder trusts; have the trusted one sign it"
+        )
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
@@ -521,11 +521,11 @@ class HeldShare(Confined):
 
 
 def open_share(parameters: Parameters, position: int, share: Secret, context: bytes) -> HeldShare:
-    """Read a share as the dealer sealed it for the holder at a position."""
+    """Decode a share that the dealer sealed for the holder at a position."""
     due = parameters.share_bytes(position)
     if len(share) != due:
         reason = Reason.TRUNCATED if len(share) < due else Reason.TRAILING_BYTES
-        raise MalformedMessage(f"the share of holder {position} has {due} bytes; got {len(share)}", reason=reason)
+        raise MalformedMessage(f"the share of holder {position} must have {due} bytes; got {len(share)}", reason=reason)
     count = parameters.secret_columns + CHECK_WORDS
     if position < parameters.seeds:
         return HeldShare(parameters, position, expand_share(share, Label.ONE_MESSAGE_SHARE, context, count))

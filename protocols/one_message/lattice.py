@@ -1,6 +1,6 @@
 """Lattice of the masks: Gaussian draws of width 4.5, exact products of polynomials, and the cost of an attack.
 
-**The attack** on one mask is costed by two models, which are written out here.
+**The attack** on one mask is costed by two models.
 
 Implements: the primal attack as a unique shortest vector problem [ADPS16] §6.3, [AGVW17] §3, with the root Hermite
 factor of [Che13]. Its cost is the lower of two: sieving in 2^(0.292 beta + 16.4) [BDGL16] for each of 8 d calls, as the
@@ -274,7 +274,10 @@ def sum_limb_bits(degree: int, modulus_bits: int) -> int:
         if error_bound(degree, limb_bits(modulus_bits), math.sqrt(degree) * 2 ** (bits - 1)) < GREATEST_ERROR
     ]
     if not widths or error_bound(degree, limb_bits(modulus_bits), secret_norm_bound(degree)) >= GREATEST_ERROR:
-        raise InvalidParameters(f"products of degree {degree} modulo 2^{modulus_bits} are not exact in floating point")
+        raise InvalidParameters(
+            f"products of degree {degree} modulo 2^{modulus_bits} are not exact in floating point; use a smaller "
+            "modulus or degree"
+        )
     return widths[-1]
 
 
@@ -282,7 +285,7 @@ def require_short(secret: npt.NDArray[np.int8]) -> None:
     """Refuse a secret whose norm exceeds the bound for exact products; drawn secrets never do."""
     squared = float(np.square(secret, dtype=np.float64).sum())
     if squared > secret_norm_bound(secret.size) ** 2:
-        raise InternalError("a drawn secret is longer than draws are; the coins are not uniform")
+        raise InternalError("a drawn secret exceeds the norm bound; the coins are not uniform")
 
 
 def spectra(polynomials: npt.NDArray[np.integer[Any]]) -> Spectrum:

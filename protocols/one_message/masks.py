@@ -120,7 +120,7 @@ def counted(word: Words, mask: Words, fine_bits: int) -> Words:
 POLYNOMIALS_AT_ONCE: Final = 16
 """Small enough that a block of transforms stays in a second-level cache."""
 MOST_KEPT_BYTES: Final = 1 << 26
-"""Transforms of public polynomials are kept up to this many bytes."""
+"""Maximum bytes of cached transforms of public polynomials."""
 _BLOCK_BYTES = 16
 _HALF_WORD_BYTES = 4
 VALUES_AT_ONCE: Final = 1 << 15
@@ -192,7 +192,7 @@ def _from_zero(segment: Values, vector: RingVector) -> Word:
     shifted &= np.uint64(low_bits(segment.ring_bits))
     if int(shifted.max(initial=0)) > high - low:
         raise CapacityExceeded(
-            f"a value leaves {low}..{high}, the bounds of its segment; clamp the values or widen the bounds",
+            f"a value is outside its segment's bounds {low}..{high}; clamp the values or widen the bounds",
             reason=Reason.INPUT_OUT_OF_RANGE,
         )
     return shifted
@@ -290,7 +290,7 @@ class Rounding:
     def with_check_words(self) -> list[Word]:
         """Return the coefficients after the values, with the check words of 2^f y - a s added."""
         if self._left:
-            raise InternalError("check words are of all values of an upload, each masked once")
+            raise InternalError("check words need all values of an upload, each masked once")
         for fine, check in self._parameters.checked:
             found = check_words_of(self._parameters, self._seed, fine, self._values[fine])
             first, end = (place - self.end for place in self._parameters.starts[check : check + 2])
@@ -320,7 +320,7 @@ class EpochRing:
     def __init__(self, parameters: Parameters, seed: bytes) -> None:
         """Take the epoch's public seed of 32 bytes, to which every holder contributed."""
         if type(seed) is not bytes or len(seed) != SEED_BYTES:
-            raise InvalidParameters(f"an epoch's seed is {SEED_BYTES} bytes; got {type(seed).__name__}")
+            raise InvalidParameters(f"an epoch's seed must be {SEED_BYTES} bytes; got {type(seed).__name__}")
         self.parameters = parameters
         self.seed = seed
         self._limbs = lattice.limb_count(parameters.modulus_bits)
@@ -343,7 +343,7 @@ class EpochRing:
         Security: a seed masks one upload; the upload made from it is sent once or identically again.
         """
         if len(coins_seed) != SEED_BYTES:
-            raise InvalidParameters(f"the seed of an upload is {SEED_BYTES} bytes; got {len(coins_seed)}")
+            raise InvalidParameters(f"an upload's seed must be {SEED_BYTES} bytes; got {len(coins_seed)}")
         # An epoch has many rounds: a process that masks a second time will mask again, so cache the transforms.
         if not self._is_new:
             self.prepare()

@@ -1,4 +1,4 @@
-"""Messages of a client, and the digest that it signs.
+"""A client's messages and the digest that it signs.
 
 A client signs the digest of its upload, which covers everything: T0, the client's identity, the sum, the masked vector,
 the polynomial of the dealer check and the tree over the sealed shares.
@@ -42,7 +42,7 @@ class UploadHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload(Message):
-    """The one message of a client."""
+    """The single message that a client sends."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_UPLOAD
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]

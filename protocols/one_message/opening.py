@@ -103,7 +103,7 @@ class Accumulator:
         due = self._due
         if upload.nbytes != due:
             reason = Reason.TRUNCATED if upload.nbytes < due else Reason.TRAILING_BYTES
-            raise MalformedMessage(f"a masked upload has {due} bytes; got {upload.nbytes}", reason=reason)
+            raise MalformedMessage(f"a masked upload must have {due} bytes; got {upload.nbytes}", reason=reason)
         planes, start = list[Plane](), 0
         for run, bits in self._planes:
             size = -(-run.size * bits // BYTE_BITS)
@@ -130,7 +130,7 @@ class WrongSecret(PeerMisbehaved):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"the sum of secrets does not belong to these uploads: {what}; ask more holders",
+            f"the sum of secrets does not match these uploads: {what}; ask more holders",
             reason=Reason.COMMITMENT_MISMATCH,
             culprits=NOBODY,
         )
@@ -182,7 +182,7 @@ class OpenedSum:
 
     def __init__(self, parameters: Parameters, count: int) -> None:
         if not 1 <= count <= parameters.capacity:
-            raise InvalidParameters(f"1 to {parameters.capacity} uploads fit into the fields; got {count}")
+            raise InvalidParameters(f"the number of uploads must be 1 to {parameters.capacity}; got {count}")
         self._parameters, self._count, self._read, self._energy = parameters, count, 0, 0
         self._vectors = [np.empty(segment.length, Ring(segment.ring_bits).word) for segment in parameters.segments]
 
@@ -213,7 +213,7 @@ class OpenedSum:
         """Refuse too much noise and rounded sums that do not match their check words; subtract their half steps."""
         parameters, checked = self._parameters, dict(self._parameters.checked)
         if self._read != parameters.coefficients:
-            raise InternalError(f"a sum has {parameters.coefficients} coefficients; {self._read} were read")
+            raise InternalError(f"a sum has {parameters.coefficients} coefficients, but {self._read} were read")
         exact = parameters.coefficients - sum(parameters.starts[fine + 1] - parameters.starts[fine] for fine in checked)
         # The number of zeros assumes at most this much noise, however few coefficients there are.
         most = min(energy_factor(exact), MOST_NOISE_ENERGY)
@@ -291,7 +291,7 @@ class OneMessageCut:
 
 
 class Adder(Protocol):
-    """Adder of a server's uploads, and the partial sum that an earlier process left (default: none).
+    """Adds a server's uploads; may continue the partial sum of an earlier process (default: none).
 
     Raises ``ConnectionError`` if it cannot store something.
     """
@@ -312,7 +312,7 @@ class Adder(Protocol):
         """Add kept uploads, now or later."""
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
-        """Finish the sum, and return the clients whose pieces were lost, with an error that blames nobody."""
+        """Finish the sum; return the clients whose pieces were lost, each with an error that names no culprit."""
         return {}
 
     def fix(self, upload_list: bytes) -> None:

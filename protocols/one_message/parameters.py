@@ -19,7 +19,7 @@ from secagg.parameters import require_integer
 from .lattice import NORM_FACTOR, SIGMA, security_bits
 
 MAXIMUM_COEFFICIENTS: Final = 1 << 31
-"""With these and ``DEVIATIONS``, a guard bit of any coefficient fails with probability below 2^-40."""
+"""With these and ``DEVIATIONS``, the guard bits of any coefficient overflow with probability below 2^-40."""
 PIECE_COEFFICIENTS: Final = 1 << 16
 """Number of coefficients of one piece of an upload (whole polynomials); each piece has separate planes."""
 LEAST_FINE_BITS: Final = 7
@@ -53,7 +53,7 @@ class Values:
     def __post_init__(self) -> None:
         if not 1 <= self.length <= MAXIMUM_COEFFICIENTS or not 1 <= self.ring_bits <= 64:  # noqa: PLR2004 -- a word
             raise InvalidParameters(
-                f"a segment has 1 to 2^31 values of 1 to 64 bits; got {self.length} of {self.ring_bits} bits"
+                f"a segment must have 1 to 2^31 values of 1 to 64 bits; got {self.length} of {self.ring_bits} bits"
             )
         if self.bounds is not None:
             low, high = self.bounds
@@ -160,7 +160,7 @@ class Committee:
 
     @property
     def stands(self) -> int:
-        """Number of holders that a sum can lose, before or during it, and still be opened."""
+        """Number of holders that a sum can lose, before or while it runs."""
         return self.holders - max(self.threshold, self.quorum)
 
     def require(self) -> None:
@@ -349,19 +349,19 @@ class Parameters:
             "packing": (1, self.threshold),
         }
         if self.degree not in DEGREES:
-            raise InvalidParameters(f"the degree is one of {DEGREES}; got {self.degree!r}")
+            raise InvalidParameters(f"the degree must be one of {DEGREES}; got {self.degree!r}")
         for name, (least, greatest) in ranges.items():
             require_integer(name, getattr(self, name), least, greatest)
         if self.degree % self.packing:
-            raise InvalidParameters(f"packing divides the degree; {self.packing} does not divide {self.degree}")
+            raise InvalidParameters(f"packing must divide the degree; {self.packing} does not divide {self.degree}")
         if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
-            raise InvalidParameters(f"parameters have 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
+            raise InvalidParameters(f"the number of segments must be 1 to {MAXIMUM_SEGMENTS}; got {len(self.segments)}")
 
     def _require_exact(self) -> None:
         due = least_guard_bits(self.capacity, self.dropped_bits)
         if self.guard_bits < due:
             raise InvalidParameters(
-                f"{self.capacity} uploads with {self.dropped_bits} dropped bits need {due} guard bits and have "
+                f"{self.capacity} uploads with {self.dropped_bits} dropped bits need {due} guard bits; got "
                 f"{self.guard_bits}; add guard bits or lower the capacity"
             )
         room = self.modulus_bits - self.guard_bits
@@ -369,13 +369,13 @@ class Parameters:
             bits = segment.field_bits(self.capacity)
             if bits > segment.ring_bits:
                 raise InvalidParameters(
-                    f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; widen the "
-                    "ring or lower the capacity"
+                    f"a sum of segment {position} needs {bits} bits, but its ring has {segment.ring_bits}; widen "
+                    "the ring or lower the capacity"
                 )
             if bits > (self.modulus_bits if segment.fine_bits else room):
                 raise InvalidParameters(
-                    f"segment {position} needs {bits} bits above the guard bits and there are {room}; "
-                    f"the modulus needs {bits + self.guard_bits} bits"
+                    f"segment {position} needs {bits} bits above the guard bits, but has {room}; use a modulus of "
+                    f"{bits + self.guard_bits} bits"
                 )
         if any(self.segments[check] != self.segments[fine].check_words for fine, check in self.checked):
             raise InvalidParameters("the last segments must be the check words of those with fine bits")

@@ -42,15 +42,15 @@ _MAXIMUM_PROOF: Final = 10
 
 
 class Verdict(IntEnum):
-    """Verdict of a holder on an upload after it was sent its share."""
+    """A holder's verdict on an upload whose share it received."""
 
     ACCEPTED = 0
     NOT_AUTHENTIC = 1
-    """The signature or the path is wrong; this is the fault of the party that delivered it, not of the client."""
+    """The signature or the path is wrong; this is the fault of the party that delivered it, not the client's."""
     DOES_NOT_OPEN = 2
-    """The client signed it, but it does not open."""
+    """The client signed the upload, but the share does not open."""
     OFF_POLYNOMIAL = 3
-    """It opens, but is not on the polynomial that the client published."""
+    """The share opens, but is not on the polynomial that the client published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

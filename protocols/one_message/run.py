@@ -19,7 +19,7 @@ from .tally import Opened, Tally
 
 _LOG = logging.getLogger(__name__)
 Observer = Callable[[Party, bytes, bytes], None]
-"""Called with each exchange: party, request and answer."""
+"""Called for each exchange with the party, the request and the answer."""
 
 
 def run(

@@ -75,7 +75,7 @@ def plan(
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
     if not 1 <= capacity <= greatest_capacity():
-        raise InvalidParameters(f"a sum has 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
+        raise InvalidParameters(f"a sum can have 1 to {greatest_capacity()} uploads; got {capacity}; make several sums")
     return _cheapest(tuple(segments), capacity, committee, tuple(degrees))
 
 
@@ -119,9 +119,9 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee
         InvalidParameters: there are too few holders; the error says how many suffice.
     """
     if holders > MAXIMUM_HOLDERS:
-        raise InvalidParameters(f"an epoch has at most {MAXIMUM_HOLDERS} holders; got {holders}, so list fewer")
+        raise InvalidParameters(f"an epoch has at most {MAXIMUM_HOLDERS} holders; got {holders}; list fewer")
     if not 0 <= corrupted < holders or absent < 0:
-        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent holders exceed {holders} holders")
+        raise InvalidParameters(f"{corrupted} corrupted and {absent} absent holders are too many for {holders} holders")
     threshold, quorum = holders - corrupted - absent, least_quorum(holders, corrupted)
     spare = threshold - least_threshold(corrupted, 1)
     if spare < 0 or quorum > threshold:
@@ -154,8 +154,8 @@ def _too_wide(segments: Sequence[Values], capacity: int, degrees: Sequence[int])
         bits = segment.field_bits(capacity)
         if bits > segment.ring_bits:
             return InvalidParameters(
-                f"a sum of segment {position} reaches {bits} bits and its ring has {segment.ring_bits}; "
-                f"a ring of {bits} bits fits"
+                f"a sum of segment {position} needs {bits} bits, but its ring has {segment.ring_bits}; use a ring "
+                f"of {bits} bits"
             )
         is_held &= bits <= (widest if segment.fine_bits else room)
     if is_held and room > 0:
@@ -258,12 +258,12 @@ class OneMessageOptions(BudgetedNoise, ProtocolOptions):
     """Or 16 MiB, whichever comes first."""
     mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.ACTIVE
     holders: Annotated[int, option("holders of a simulation")] = 5
-    """In a deployment the epoch's record gives it."""
+    """A deployment takes it from the epoch's record."""
     lifetime: Annotated[timedelta, option("lifetime of an epoch")] = timedelta(hours=24)
 
     @property
     def least_cohort(self) -> int:
-        """Minimum cohort; at least two honest clients, even if none was planned."""
+        """Minimum cohort; always leaves at least two honest clients."""
         return max(3, self.corrupted + 2) if self.minimum_cohort is None else self.minimum_cohort
 
 
@@ -320,7 +320,7 @@ def _capacity(subject: Subject, settings: OneMessageOptions, invited: frozenset[
     """Return the maximum number of uploads; clients refuse a sum that their codec cannot decode."""
     capacity = settings.capacity or (None if invited is None else len(invited))
     if capacity is None:
-        raise InvalidParameters("set capacity, the maximum number of uploads, or name the invited clients")
+        raise InvalidParameters("the maximum number of uploads is unknown; set capacity, or name the invited clients")
     require_capacity(capacity, subject.capacity)
     return capacity
 
@@ -417,7 +417,7 @@ class Server(StagedServerSession[CheckedUpload]):
         del progress
         tally, opened = self.tally, self._opened
         if opened is None:
-            raise InternalError("a sum is gathered before it is released")
+            raise InternalError("gather a sum before releasing it")
         return Released(
             aggregate=opened.aggregate,
             counted=opened.counted,

@@ -50,7 +50,7 @@ def slot_points(packing: int) -> tuple[int, ...]:
 def expand_words(key: Secret, count: int) -> Elements:
     """Return uniform elements from a uniform key: the words of its AES-CTR stream that are below 65521.
 
-    Security: a key expands once. Which words are skipped depends only on coins, and reveals nothing about those kept.
+    Security: a key expands once. Which words are skipped depends only on coins, and reveals nothing about the others.
     """
     stream = bytearray(2 * (count + _SLACK_WORDS + count // 1024))
     Cipher(algorithms.AES(key.expose()), modes.CTR(bytes(_BLOCK_BYTES))).encryptor().update_into(
@@ -93,7 +93,7 @@ def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
     """Return the matrix that maps a polynomial's values at the points to its coefficients."""
     count = len(points)
     if len({point % FIELD for point in points}) < count:
-        raise InvalidParameters("points of interpolation must be distinct")
+        raise InvalidParameters("interpolation points must be distinct")
     inverted, _ = reduced(np.concatenate([power_matrix(points, count), np.eye(count)], axis=1).astype(np.int64))
     return inverted[:, count:].astype(np.float64)
 
@@ -161,7 +161,9 @@ def deal(secret: Secret, parameters: Parameters, contexts: Sequence[bytes], coin
         contexts: one per holder's share; binds it to the epoch, the client, the holder and a nonce.
     """
     if len(set(contexts)) != parameters.holders or len(contexts) != parameters.holders:
-        raise Misuse(f"{parameters.holders} holders need as many distinct contexts; got {len(set(contexts))}")
+        raise Misuse(
+            f"{parameters.holders} holders need {parameters.holders} distinct contexts; got {len(set(contexts))}"
+        )
     columns, packing = parameters.secret_columns, parameters.packing
     values = np.empty((parameters.threshold, columns + CHECK_WORDS), np.int64)
     values[:packing, :columns] = np.frombuffer(secret.expose(), np.int8).reshape(packing, columns)
@@ -196,7 +198,9 @@ def expand_share(seed: Secret, label: Label, context: bytes, count: int) -> Elem
 def challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
     """Return r: one row of eight elements per polynomial of the secret."""
     if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
-        raise InvalidParameters(f"a challenge is a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}")
+        raise InvalidParameters(
+            f"a challenge must be a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}"
+        )
     columns = parameters.secret_columns
     words = expand_share(Secret("challenge", challenge), Label.ONE_MESSAGE_CHALLENGE, b"", columns * CHECK_WORDS)
     return words.reshape(columns, CHECK_WORDS).astype(np.float64)

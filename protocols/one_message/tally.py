@@ -1,4 +1,4 @@
-"""Server's state machine of one sum, between clients, which send one message, and holders, which answer requests.
+"""Server's state machine of one sum: takes one message from each client, and queries the holders.
 
 An upload is added once the holders' receipts for it arrive, and then discarded, so the memory holds one sum and the
 uploads without receipts.
@@ -104,7 +104,7 @@ _HOLDERS_SAY: Final[Mapping[MessageKind, tuple[type[HolderSaid], Label]]] = {
 
 LEAST_REFUSALS: Final = 2
 REFUSAL_SHARE: Final = 8
-"""A holder that refuses one in this number of uploads that others accept, or ``LEAST_REFUSALS``, counts as absent."""
+"""A holder that refuses 1 in this number of the uploads that others accept, or ``LEAST_REFUSALS``, counts as absent."""
 Verdicts = Mapping[int, Verdict]
 """Verdicts of the present holders on one upload, by their positions."""
 
@@ -125,7 +125,7 @@ class Receipts:
     """Judgement of the holders' receipts: uploads that count, culprits, and holders that refuse too many uploads.
 
     A refusal by a lying holder can frame a client or empty a cohort. So more than ``corrupted`` refusals prove a client
-    bad; fewer exclude it without naming it alone; and a holder that refuses more than a certain share counts as absent.
+    bad; fewer exclude it, but also name the holders; a holder that refuses more than a certain share counts as absent.
     The share is at least the number of bad clients: otherwise bad clients could exclude an honest holder by dealing
     badly to it.
     """
@@ -149,7 +149,7 @@ class Receipts:
             said = [self._present(verdicts) for verdicts in uploads.values() if position in verdicts]
             if any(verdicts[position] is Verdict.NOT_AUTHENTIC for verdicts in said):
                 # The network may have altered what the holder received.
-                what = "received, or says that it received, an upload that does not verify"
+                what = "received, or claims to have received, an upload that does not verify"
                 faults.append(_lost(position, what, unverified(HolderId(position))))
                 self.absent.add(position)
                 continue
@@ -159,7 +159,10 @@ class Receipts:
             )
             self.refused[position] = self.refused.get(position, 0) + alone
             if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
-                count = f"{self.refused[position]} uploads that others accept; {self.corrupted_clients} may be bad"
+                count = (
+                    f"{self.refused[position]} uploads that others accept, but at most {self.corrupted_clients} can "
+                    "be bad"
+                )
                 faults.append(_lost(position, f"refused {count}", said_by(HolderId(position), self.mode)))
                 self.absent.add(position)
         left_out = dict[ClientId, PeerMisbehaved]()
@@ -175,12 +178,12 @@ class Receipts:
         holders = frozenset(HolderId(position) for position in refusing)
         if len(refusing) > self.corrupted:
             return PeerMisbehaved(
-                f"{client} dealt shares that {len(refusing)} holders refuse, more than can lie",
+                f"{client} dealt bad shares: {len(refusing)} holders refuse them, more than can lie",
                 reason=Reason.SHARE_OUT_OF_RANGE,
                 culprits=said_by(client, self.mode),
             )
         return PeerMisbehaved(
-            f"{client} dealt badly, or {', '.join(map(str, sorted(holders)))} say so and lie",
+            f"either {client} dealt bad shares, or {', '.join(map(str, sorted(holders)))} lied about them",
             reason=Reason.SHARE_OUT_OF_RANGE,
             culprits=disputed(*(said_by(party, self.mode) for party in (client, *sorted(holders)))),
         )
@@ -192,7 +195,7 @@ def _refusing(verdicts: Verdicts) -> frozenset[int]:
 
 def _lost(position: int, what: str, named: frozenset[Party]) -> PeerMisbehaved:
     return PeerMisbehaved(
-        f"{HolderId(position)} {what}, and counts as absent",
+        f"{HolderId(position)} {what}; it counts as absent",
         reason=Reason.SHARE_OUT_OF_RANGE,
         culprits=named,
     )
@@ -425,7 +428,7 @@ class Tally(Confined):
     def _require_signed(self, position: int, said: HolderSaid, label: Label) -> None:
         if said.t0 != self.agreement.t0 or said.holder != position:
             raise PeerMisbehaved(
-                "the message is of another session or holder", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
+                "the message belongs to another session or holder", reason=Reason.WRONG_SESSION, culprits=UNDECIDED
             )
         if isinstance(said, ListSignature | Answer) and said.upload_list != self.upload_list.digest:
             raise PeerMisbehaved("the holder answers for another list", reason=Reason.WRONG_SESSION, culprits=UNDECIDED)
@@ -500,7 +503,7 @@ class Tally(Confined):
         """Remove the masks.
 
         Raises:
-            ThresholdNotMet: too few answers; the same list can still be asked for later.
+            ThresholdNotMet: too few answers; the holders can be asked again for the same list.
             PeerMisbehaved: the answers contradict each other, or give no sum; more of them may help.
         """
         self._require(MessageKind.ONE_MESSAGE_ANSWER)
@@ -515,7 +518,7 @@ class Tally(Confined):
         """Open the sum with the first sum of secrets that fits, and name the liars.
 
         A holder is named if T + c other answers agree without its answer, whether or not their sum opens. With fewer,
-        liars can choose a word that an honest holder's answer seems to be off.
+        liars can choose a word that makes an honest holder's answer look wrong.
         """
         sums = {said.holder: said.sums for said in self._said.values() if isinstance(said, Answer)}
         largest = largest_entry(len(self._listed))

@@ -47,21 +47,21 @@ def test_a_committee_that_the_authority_did_not_sign() -> None:
 
 
 UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
-    (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "a holder has two positions"),
+    (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "a holder is listed twice"),
     (
         lambda world: {
             "holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99)),
         },
-        "one key has two positions",
+        "two holders have the same key",
     ),
     (lambda _: {"threshold": 2}, "need a threshold of 3 to 5; got 2"),
     (lambda _: {"threshold": 6}, "need a threshold of 3 to 5; got 6"),
     (lambda _: {"quorum": 3}, "needs a quorum of 4 to 5; got 3"),
     (lambda _: {"authority": bytes(32)}, "needs an authority"),
-    (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "has no keys"),
+    (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "uses no keys"),
     (
         lambda _: {"holders": tuple(HolderIdentity(number=n, public_key=n.to_bytes(32, "big")) for n in range(257))},
-        "it has 257 holders; list at most 256",
+        "257 holders exceed the limit of 256; list fewer",
     ),
 ]
 
@@ -87,7 +87,7 @@ def test_keys_that_a_holder_did_not_publish() -> None:
             verify_epoch(record, [altered.encode(), *keys[1:]])
         assert refused.value.culprits == unverified(HolderId(0))
     for wrong in (keys[:-1], keys[::-1], [*keys[:-1], keys[0]], [*keys, keys[0]]):
-        with pytest.raises(PeerMisbehaved, match="keys of its holders in order"):
+        with pytest.raises(PeerMisbehaved, match="pass the holders' keys in the epoch's order"):
             verify_epoch(record, wrong)
 
 
@@ -102,7 +102,7 @@ def test_a_holder_that_tells_clients_different_keys_divides_them_and_learns_noth
     client = world.setup.clients[0]
     with pytest.raises(PeerMisbehaved, match="another sum"):
         Tally(honest, COINS).receive_upload(client, world.upload(client, told))
-    with pytest.raises(PeerMisbehaved, match="keys of this holder are not those"):
+    with pytest.raises(PeerMisbehaved, match="other keys for this holder"):
         world.holders[3].respond(told.encode())
 
 
@@ -114,7 +114,7 @@ def test_holders_stand_only_where_the_authority_put_them() -> None:
     with pytest.raises(AuthenticationFailed):
         world.holder_with(forged, 0, key=world.holder_keys[0])
     elsewhere = InsecureSum(SumSetup(seed=b"another authority"))
-    with pytest.raises(InvalidParameters, match="not the one that this holder trusts"):
+    with pytest.raises(InvalidParameters, match="another authority than this holder trusts"):
         elsewhere.holder_with(world.record, 0, key=world.holder_keys[0])
 
 
@@ -127,7 +127,7 @@ def test_an_epoch_that_is_over_or_older_than_the_newest() -> None:
     new.upload(client)
     old.stored = new.stored
     old.setup = replace(old.setup, round_number=5)
-    with pytest.raises(PeerMisbehaved, match="epoch 1 is older than 2"):
+    with pytest.raises(PeerMisbehaved, match="epoch 1 is older than epoch 2"):
         old.upload(client)
     new.now = NOW + 3600
     with pytest.raises(InvalidParameters, match="its epoch has expired"):

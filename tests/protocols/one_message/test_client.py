@@ -95,7 +95,7 @@ def test_an_offer_of_an_old_epoch_costs_no_update() -> None:
     ledger = Ledger(TASK, lambda _: None)
     ledger.charge(Spent(TASK, 0), new.record.number)
     session = new.member(FIRST, ledger=always(ledger)).join(new.setup.subject, new.update(FIRST))
-    with pytest.raises(PeerMisbehaved, match="older than 2"):
+    with pytest.raises(PeerMisbehaved, match="older than epoch 2"):
         session.answer(old.offer().encode())
     assert Upload.decode(session.answer(new.offer().encode())).header.client == FIRST
 
@@ -153,9 +153,9 @@ def test_a_ledger_is_for_one_task() -> None:
     stored = list[bytes]()
     ledger = Ledger(TASK, stored.append)
     ledger.charge(Spent(TASK, 0), 1)
-    with pytest.raises(Misuse, match="keep one for each task"):
+    with pytest.raises(Misuse, match="keep one record per task"):
         Ledger(b"another", stored.append, stored[-1])
-    with pytest.raises(Misuse, match="keep one for each task"):
+    with pytest.raises(Misuse, match="keep one ledger per task"):
         ledger.charge(Spent(b"another", 1), 1)
     assert len(stored) == 1
 

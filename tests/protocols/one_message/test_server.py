@@ -321,5 +321,5 @@ def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch:
 def test_a_piece_of_another_length_is_refused_before_it_is_kept() -> None:
     cut = OneMessageCut.of(InsecureSum().offer().agree())
     cut.check(0, bytes(cut.lengths[0]))
-    with pytest.raises(MalformedMessage, match="a masked upload has"):
+    with pytest.raises(MalformedMessage, match="a masked upload must have"):
         cut.check(0, bytes(cut.lengths[0] - 1))

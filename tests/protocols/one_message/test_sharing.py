@@ -151,7 +151,7 @@ def test_a_dealing_answers_one_challenge() -> None:
 def test_dealing_wipes_the_secret_and_wants_distinct_contexts() -> None:
     secret = secret_of(FIVE)
     deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
-    with pytest.raises(Misuse, match="as many distinct contexts"):
+    with pytest.raises(Misuse, match="distinct contexts"):
         deal(secret_of(FIVE), FIVE, [b"one"] * 5, InsecureSeededCoins(b"coins"))
     with pytest.raises(Misuse, match="wiped"):
         deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
