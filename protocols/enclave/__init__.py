@@ -1,4 +1,4 @@
-"""The enclave protocol: a small attested program computes sums and histograms, and clients verify what it runs.
+"""Enclave protocol: a small attested program computes sums and histograms, and clients verify which program runs.
 
 Names are imported lazily, because the trusted part loads this package too: an import here would become part of the
 measured program.

@@ -1,8 +1,8 @@
-"""The client's side of one buffer: verify the enclave, seal one update to it, and mask the vectors that the host sums.
+"""Client side of one buffer: verifies the enclave, seals one update to it, and masks the vectors that the host sums.
 
-The client records its uploads across epochs, because an enclave forgets them when it restarts. An update sealed to two
-epochs could be summed twice, with and without another client, and the difference would reveal that client. Likewise, a
-privacy budget that only the enclave counts would be full again after each restart.
+The client records its uploads across epochs, because an enclave forgets them when it restarts. If an update were sealed
+to two epochs, it could be summed with and without another client, and the difference would reveal that client.
+Likewise, a restart would reset a privacy budget that only the enclave counts.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ MOST_COLLATERAL_BYTES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Invitation(Message):
-    """The only message that the host sends to the clients of a buffer."""
+    """The single message that the host sends to a buffer's clients."""
 
     kind: ClassVar = MessageKind.ENCLAVE_INVITATION
     configuration: Annotated[bytes, variable(_MOST_BYTES)]
-    """Without its tables: the client's codec has them, and they can be a thousand times as long as an upload."""
+    """Sent without tables: the client's codec has them, and they can be a thousand times as long as an upload."""
     attested: Annotated[bytes, variable(_MOST_BYTES)]
     collateral: Annotated[bytes, variable(MOST_COLLATERAL_BYTES)]
     """Collateral for the evidence; empty if the host relays none."""
@@ -189,7 +189,11 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
     if has_authority:
-        yield "authority", configuration.authority, "clients are certified by another authority than this client trusts"
+        yield (
+            "authority",
+            configuration.authority,
+            "its clients are certified by another authority than this client trusts",
+        )
     length = sum(segment.length for segment in configuration.layout.segments)
     yield "maximum_length", length, "its vectors are longer than {own}"
     if configuration.index_segments:
@@ -202,10 +206,10 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     widest = max(segment.ring.modulus_bits for segment in configuration.released.segments)
     yield "maximum_released_bits", widest, "a released element has more than {own} bits"
     if configuration.codeword_bound:
-        sentence = "it replaces choices with a norm above {offered} by the smallest codewords"
+        sentence = "it replaces codewords with a norm above {offered} by the smallest ones"
         yield "minimum_codeword_bound", configuration.codeword_bound, sentence
     is_seen = bool(configuration.max_norms)
-    yield "sealed_vectors_accepted", is_seen, "its program sees every client's values, to bound their norm (max_norms)"
+    yield "sealed_vectors_accepted", is_seen, "its program sees every client's values to bound their norm (max_norms)"
     norms = configuration.max_norms or (configuration.noise.l2_bounds if configuration.noise is not None else ())
     for bound, segment in zip(norms, configuration.ring_segments, strict=bool(norms)):
         if bound > 0:
@@ -229,7 +233,7 @@ class Client(OneStageClientSession):
         update: LazyUpdate | None = None,
         suspended: Secret | None = None,
     ) -> None:
-        """Begin a session; refuse a certificate for another key, and a client without authority and privacy."""
+        """Begin a session; refuse a certificate for another key, and a client with neither an authority nor noise."""
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
         self.ledger = member.ledger(subject.task)
@@ -241,13 +245,12 @@ class Client(OneStageClientSession):
                 "authority= in the client policy, or privacy="
             )
         if certificate.public_key != member.signing_key.public_key:
-            raise InvalidParameters("the certificate is for another key than the signing key")
+            raise InvalidParameters("the certificate and the signing key do not match")
         authority = member.policy.authority or certificate.public_key
         Authority(authority).verify(certificate, culprits=NOBODY)
         if member.privacy is not None and self.ledger.maximum_seals is None:
             raise InvalidParameters(
-                "epsilon is computed for a number of uploads, and this client's ledger has no limit: set SealLedger("
-                "maximum_seals=)"
+                "epsilon needs a limit on uploads, and this client's ledger has none: set SealLedger(maximum_seals=)"
             )
         if self.ledger.repeats_allowed and member.privacy is None:
             raise InvalidParameters(
@@ -262,12 +265,12 @@ class Client(OneStageClientSession):
         configuration = EnclaveConfiguration.decode(invited.configuration, subject.tables)
         named = ModelStamp(version=invited.version, digest=invited.model_digest)
         if configuration.task != subject.task:
-            raise InvalidParameters("the enclave runs another task than this client's", reason=Reason.BELOW_FLOOR)
+            raise InvalidParameters("the enclave's task differs from this client's", reason=Reason.BELOW_FLOOR)
         if named.version != subject.round_number:
-            raise InvalidParameters("the buffer is for another round than this client's", reason=Reason.BELOW_FLOOR)
+            raise InvalidParameters("the buffer's round differs from this client's", reason=Reason.BELOW_FLOOR)
         if named != stamp_of(subject, update.model_for(subject)):
             raise InvalidParameters(
-                "the buffer has another model, capacity or terms than this client", reason=Reason.BELOW_FLOOR
+                "the buffer's model, capacity or terms differ from this client's", reason=Reason.BELOW_FLOOR
             )
         enclave = member.verified(invited.attested, invited.collateral, configuration)
         self.admit(enclave, member.clock())
@@ -281,9 +284,9 @@ class Client(OneStageClientSession):
         return upload.shortened() if invited.is_short else upload.encode()
 
     def admit(self, enclave: VerifiedEnclave, now: datetime) -> None:
-        """Refuse an enclave that is weaker than the policy or has expired; call it before ``charge`` and ``sealed``."""
+        """Refuse an enclave that has expired or is weaker than the policy; call before ``charge`` and ``sealed``."""
         if type(enclave) is not VerifiedEnclave:
-            raise Misuse("an update is sealed to a VerifiedEnclave")
+            raise Misuse("pass a VerifiedEnclave; an update is sealed only to one")
         enclave.require_current(now)
         configuration, subject = enclave.configuration, self._subject
         tables = subject.tables if configuration.index_segments else ()
@@ -315,11 +318,11 @@ class Client(OneStageClientSession):
         self.ledger.charge(spent, is_noised=configuration.noise is not None, bounds=_bounds_of(configuration))
 
     def sealed(self, payload: Payload, *, enclave: VerifiedEnclave, model: ModelStamp) -> Upload:
-        """Seal and mask an update that was charged; its layout must be the enclave's.
+        """Seal and mask a charged update; it must have the enclave's layout.
 
         Implements: [PGC+22] Algorithm 1, client; [HNM+22] for ring segments.
-        Security: with noise, longer values are silently scaled down to the L2 bound, in constant time. A refusal would
-            let the host find the norm by trying bounds, which epsilon does not account for.
+        Security: with noise, longer values are silently scaled down to the L2 bound, in constant time. If the client
+            refused them, the host could find the norm by trying bounds, which epsilon does not cover.
         """
         member, configuration = self._member, enclave.configuration
         # Without masked vectors no nonce is needed, and none is sent.
@@ -368,7 +371,7 @@ class Client(OneStageClientSession):
 
 
 def _bounds_of(configuration: EnclaveConfiguration) -> dict[str, str]:
-    """Return the bounds that the server must not change from sum to sum: changing them would bisect a client's norm."""
+    """Return the bounds that must stay the same in all sums: varying them could bisect a client's norm."""
     noised = configuration.noise.l2_bounds if configuration.noise is not None else ()
     norms = configuration.max_norms or noised
     bounds = {"max_norms": norms, "codeword_bound": configuration.codeword_bound}
@@ -408,7 +411,7 @@ def _joined(proof: Secret, body: bytes | memoryview) -> Secret:
 
 
 def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | memoryview:
-    """Return the sealed content: the packed indices, followed by the values whose norm is bounded."""
+    """Return the sealed content: the packed indices, then the values whose norm is bounded."""
     pairs = list(zip(payload.layout.segments, payload.values, strict=True))
     packed = [segment.ring.pack_view(vector) for segment, vector in pairs if isinstance(segment, IndexSegment)]
     rings = [(segment, vector) for segment, vector in pairs if isinstance(segment, RingSegment)]
@@ -420,7 +423,7 @@ def packed_in(configuration: EnclaveConfiguration, payload: Payload) -> bytes | 
 
 
 def _scaled(segment: RingSegment, values: RingVector, norm: int, zero: int) -> RingVector:
-    """Return the values scaled down to a norm. The enclave does the same, but only the client may log it."""
+    """Return the values scaled down to a norm. The enclave also scales them, but only the client may log it."""
     ring, centre = segment.ring, values.dtype.type(zero & low_bits(segment.modulus_bits))
     vector = ring.subtract(values.astype(ring.word), np.full_like(values, centre))
     if norm:

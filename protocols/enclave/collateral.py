@@ -43,7 +43,9 @@ def encode_collateral(collateral: Collateral, endorsement: bytes = b"") -> bytes
     parts = () if collateral is None else tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))
     made = RelayedCollateral(parts, endorsement).encode()
     if len(made) > MOST_COLLATERAL_BYTES:
-        raise InvalidParameters(f"collateral has {len(made)} bytes; clients accept at most {MOST_COLLATERAL_BYTES}")
+        raise InvalidParameters(
+            f"the collateral has {len(made)} bytes, but clients accept at most {MOST_COLLATERAL_BYTES}"
+        )
     return made
 
 
@@ -56,7 +58,7 @@ def read_endorsement(folder: Path | str) -> bytes:
 def read_collateral(folder: Path | str) -> Collateral:
     """Read a folder that has one file per field of ``SnpCollateral`` or ``IntelCollateral``, named after the field.
 
-    AMD's revocation list may be missing; so may all files if there is an endorsement. Hidden files are ignored.
+    AMD's revocation list is optional; with an endorsement, all files are. Hidden files are ignored.
 
     Raises:
         InvalidParameters: the folder cannot be read, or has missing or unknown files.

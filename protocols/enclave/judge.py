@@ -37,14 +37,14 @@ from .verified_enclave import Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareJudge:
-    """Accepts an enclave that a hardware vendor vouches for and the client's policy pins."""
+    """Accepts an enclave if its hardware vendor vouches for it and the client's policy pins it."""
 
     policy: Policy
     verifier: Verifier
     collateral: Collateral = None
     """The client's own collateral; None to use the collateral that the host relays."""
     newest: Store | None = None
-    """Remembers the newest collateral, so that the host cannot go back to older collateral that is still valid."""
+    """Remembers the newest collateral, so that the host cannot return to older collateral that has not expired."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401 -- judged here
         collateral, endorsement, is_relayed = self.collateral, b"", False
@@ -68,7 +68,7 @@ class HardwareJudge:
 
 def _require_newest(store: Store, claims: Claims) -> None:
     """Refuse collateral older than what this client accepted before; otherwise remember it."""
-    # Kept by issuer: a newer list of one authority is no reason to refuse the newest list of another.
+    # Kept by issuer: a newer list of one authority does not make another authority's newest list stale.
     found = {b"revocation list of " + issuer: int(issued.timestamp()) for issuer, issued in claims.lists.items()}
     found[f"{claims.format} evaluation".encode()] = getattr(claims.tcb, "evaluation_number", 0)
     for place, number in found.items():
@@ -86,7 +86,7 @@ _DAY: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement(Message):
-    """A policy signed by a key that clients pin: which programs to accept now, on which hardware."""
+    """A policy signed by a key that clients pin; says which programs to accept now, and on which hardware."""
 
     kind: ClassVar = MessageKind.ENCLAVE_ENDORSEMENT
     key: Annotated[bytes, fixed(IDENTITY_KEY_BYTES)]
@@ -136,7 +136,7 @@ def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endo
 def _in_force(
     policy: Policy, form: EvidenceFormat, relayed: bytes, now: datetime, newest: Store | None
 ) -> tuple[tuple[Policy, ...], datetime]:
-    """Return the policies that evidence must all meet: an endorsement names programs but relaxes no rule."""
+    """Return policies that evidence must all satisfy: an endorsement names programs but relaxes no rule."""
     endorsers = [each for each in policy.accepted if isinstance(each, PinnedEndorser) and each.format is form]
     if not endorsers:
         return (policy,), datetime.max.replace(tzinfo=UTC)
@@ -151,7 +151,7 @@ def _in_force(
     end = shown.verified(days, now)
     endorsed = _policy_of(shown.policy, "the endorsement")
     if {each.format for each in endorsed.accepted} != {form}:
-        raise refused(f"the endorsement does not pin measurements of {form} evidence, or not only these")
+        raise refused(f"the endorsement must pin measurements of {form} evidence only")
     try:
         newest.see_standing(b"endorser of " + form.encode() + b" " + shown.key, shown.standing)
     except InvalidParameters as error:

@@ -1,4 +1,4 @@
-"""A client's state that lasts from one buffer to the next."""
+"""Client state that is kept from buffer to buffer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MemberParts(Confined, ABC):
     privacy: PrivacyLimit | None = None
     """Differential privacy that this client requires; needed if its policy has no authority."""
     max_norms: tuple[int, ...] | None = None
-    """The task's norms in steps, if the client knows them from another source than the server."""
+    """The task's norms in steps, if the client knows them independently of the server."""
     threads: int = 1
     standings: Standings = field(default_factory=SeenStandings)
     """Remembers the authority's newest standing: a ``Store``, or by default the memory of this process."""

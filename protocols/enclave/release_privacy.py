@@ -1,4 +1,4 @@
-"""Epsilon of an enclave's releases, from the noise and the sensitivity of each segment.
+"""Computes the epsilon of an enclave's releases from the noise and each segment's sensitivity.
 
 The configuration's bounds and codebooks determine the sensitivities. The enclave only draws the noise; the client
 computes epsilon before it seals.
@@ -65,7 +65,7 @@ def epsilon_of(
     """
     noise = configuration.noise
     if noise is None:
-        raise InvalidParameters("a configuration without noise has no epsilon; set noise_multiplier")
+        raise InvalidParameters("the configuration adds no noise, so epsilon is infinite; set noise_multiplier")
     what = (configuration.layout, configuration.form, configuration.tables)
     sensitivities = squared_sensitivities(*what, noise.l2_bounds, adjacency)
     parts = [

@@ -1,4 +1,4 @@
-"""The host's connection to an enclave in another process: it relays requests and never sends one twice.
+"""The host's connection to an enclave in another process; relays requests and never sends one twice.
 
 ``SimulatedEnclave`` runs the trusted part in the host's own process, for simulations and tests: it protects nobody from
 that host. Production judges refuse its evidence by type; only a client with ``SimulatedJudge`` accepts it.
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 
 
 class EnclaveLost(ConnectionError):
-    """The enclave's process cannot be reached any more, or does not answer as an enclave does.
+    """The enclave's process is unreachable, or its answers are invalid.
 
     It is not a ``SecAggError``, because no party deviated from the protocol. The epoch and its buffer are lost.
     """
@@ -66,7 +66,7 @@ class RemoteEnclave:
     """
 
     def __init__(self, address: str | Path, *, timeout: float | None = None) -> None:
-        """Connect to the address of ``secagg enclave serve``; no epoch runs yet.
+        """Connect to the address of ``secagg enclave serve``, before any epoch runs.
 
         Args:
             address: a path, ``unix:PATH`` (also for the host's end of a virtio port) or ``vsock:CONTEXT:PORT``.
@@ -109,20 +109,20 @@ class RemoteEnclave:
         Raises:
             EnclaveLost: the upload is lost, whether or not the enclave took it; do not send it again.
         """
-        # A client chose these bytes. They must not pass for a request that only the host may make, nor end the epoch
-        # for everybody as an overlong frame would.
+        # A client chose these bytes. They must not pass for a host's request, and an overlong frame must not end the
+        # epoch for everybody.
         with blaming(*from_server()):
             if message_kind(message) is not MessageKind.SEALED_UPLOAD:
                 raise UnexpectedMessage(expected="a sealed upload", received=message_kind(message).name)
             if len(message) > self._request_bytes:
                 raise MalformedMessage(
-                    f"an upload has {len(message)} bytes; the limit is {self._request_bytes}",
+                    f"the upload has {len(message)} bytes; the limit is {self._request_bytes}",
                     reason=Reason.LENGTH_OVER_LIMIT,
                 )
         self._ask(message, Done.decode)
 
     def release(self) -> bytes:
-        """Release the open buffer, or return the release again."""
+        """Release the open buffer; a repeated call returns the same release."""
 
         def read(answer: bytes) -> bytes:
             BufferRelease.decode(answer)
@@ -202,11 +202,11 @@ class SimulatedEnclave(Enclave):
 
 
 class SimulatedJudge:
-    """Accepts simulated evidence with the expected binding, and nothing else; for simulations and tests."""
+    """Accepts only simulated evidence with the expected binding; for simulations and tests."""
 
     def judge(self, evidence: Any, binding: bytes, now: datetime) -> Judgement:  # noqa: ANN401, ARG002 -- the protocol's
         if type(evidence) is not SimulatedEvidence:
-            raise refused(f"SimulatedJudge accepts no {type(evidence).__name__}; use a HardwareJudge")
+            raise refused(f"SimulatedJudge cannot judge {type(evidence).__name__}; use a HardwareJudge")
         if evidence.binding != binding:
             raise refused("the evidence is bound to other keys, another epoch or another configuration")
         return Judgement("simulated enclave, which protects nobody", datetime.max.replace(tzinfo=UTC))

@@ -27,7 +27,7 @@ class SealLedger(Confined):
         repeats_allowed: bool = False,
         spent: SpentUpdates | None = None,
     ) -> None:
-        """Begin a ledger.
+        """Create a ledger.
 
         Args:
             maximum_seals: limit on the client's uploads for the task, over all epochs.

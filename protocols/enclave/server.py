@@ -1,6 +1,7 @@
-"""The server's side of one buffer: an untrusted relay that sums masked vectors and forwards sealed uploads.
+"""Server side of one buffer: an untrusted relay that sums masked vectors and forwards sealed uploads.
 
-Whatever it drops, delays, repeats or reorders, it learns at most one sum per buffer, over at least the minimum cohort.
+Even if it drops, delays, repeats or reorders messages, it learns at most one sum per buffer, over at least the minimum
+cohort.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Server(StagedServerSession[ReadUpload]):
         try:
             self._enclave.give_up_buffer()
         except (SecAggError, ConnectionError):
-            # An enclave that is lost, or that discarded the buffer itself, keeps nothing of it.
+            # A lost enclave has no buffer any more; it may also have discarded the buffer itself.
             return
 
     # --- The relay ----------------------------------------------------------------------------------------------------
@@ -206,11 +207,11 @@ class Server(StagedServerSession[ReadUpload]):
     def _completed(self, upload: ShortUpload) -> tuple[SealedUpload, memoryview]:
         """Complete a short upload with the epoch, the buffer's model and the client's certificate.
 
-        A wrong value proves nothing against a client: the seal is bound to these values and would just not open.
+        A wrong value proves nothing against a client: the seal is bound to these values and does not open.
         """
         if (certificate := self._certificates.get(upload.client)) is None:
             raise PeerMisbehaved(
-                f"this host has no certificate of {upload.client}, so it cannot complete its short upload",
+                f"this host has no certificate of {upload.client} and cannot complete its short upload",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
             )

@@ -67,8 +67,8 @@ class EnclaveOptions(ProtocolOptions):
     form: Annotated[ReleaseForm, option("what is released of index segments")] = ReleaseForm.DECODED_SUM
     accumulation: Annotated[Accumulation, option("how indices are counted")] = Accumulation.OBLIVIOUS
     noise_multiplier: Annotated[Fraction | None, option("standard deviation of the noise over the sensitivity")] = None
-    """The release is as private as one Gaussian with this multiplier. The losses of n segments add up, so each gets n
-    times the variance.
+    """The release is as private as one Gaussian with this multiplier. Privacy losses of n segments add up, so each gets
+    n times the variance.
     """
     noise_kind: Annotated[NoiseKind, option("distribution of the noise")] = NoiseKind.DISCRETE_GAUSSIAN
     l2_bounds: Annotated[tuple[int, ...], option("norms of one client's values, in steps, by segment")] = ()
@@ -249,7 +249,9 @@ def open_session(
         ("minimum_cohort", configuration.minimum_cohort, settings.least_cohort),
     ):
         if planned != wanted:
-            raise InvalidParameters(f"the running epoch has another {name}; start one for this subject and settings")
+            raise InvalidParameters(
+                f"the running epoch has another {name}; start an epoch for this subject and these settings"
+            )
     if invited is not None and len(invited) < configuration.minimum_cohort:
         raise InvalidParameters(
             f"{len(invited)} clients are invited, below the minimum cohort of {configuration.minimum_cohort}"

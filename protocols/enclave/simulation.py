@@ -33,7 +33,7 @@ def describe(session: Server) -> tuple[str, ...]:
         lines.append(f"the enclave counts in {configuration.accumulation.name.lower()} form and releases the {form}")
     if session.is_simulated:
         lines.append("the enclave is simulated: it protects nobody from this machine")
-    return (*lines, f"nothing is released below {configuration.minimum_cohort} uploads")
+    return (*lines, f"nothing is released with fewer than {configuration.minimum_cohort} uploads")
 
 
 class EnclaveSimulation(Confined):

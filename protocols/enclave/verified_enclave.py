@@ -26,7 +26,7 @@ def weaker(sentence: str) -> InvalidParameters:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A judge's result: the program that runs, and when the evidence expires."""
+    """A judge's result: the running program, and when the evidence expires."""
 
     program: str
     not_after: datetime
@@ -43,8 +43,8 @@ class Judge(Protocol):
 class VerifiedEnclave(Confined):
     """The keys of a verified enclave; the constructor verifies it.
 
-    It cannot be pickled, so another process must verify the enclave itself. Expiry is checked again before each charge,
-    but not afterwards: a charged update is sealed even if training outlasted the evidence.
+    It cannot be pickled, so each process must verify the enclave itself. Expiry is checked again before each charge but
+    not after it: a charged update is sealed even if training outlasted the evidence.
     """
 
     __slots__ = ("_key", "configuration", "not_after", "offer", "program")
@@ -66,13 +66,14 @@ class VerifiedEnclave(Confined):
             now: the client's own time, with a time zone.
         Raises:
             PeerMisbehaved: the offer is for another configuration or has expired, or the evidence is refused.
-        Claim EN-2: updates are sealed to this program under this configuration, and to nothing else.
+        Claim EN-2: updates are sealed only to this program under this configuration.
         """
         if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):
             raise Misuse("VerifiedEnclave takes an EnclaveOffer and the client's own EnclaveConfiguration")
         if offer.context != configuration.context:
             raise PeerMisbehaved(
-                "the enclave runs another configuration than the one this client checked; compare them field by field",
+                "the enclave's configuration differs from the one that this client checked; compare them field "
+                "by field",
                 reason=Reason.WRONG_SESSION,
                 culprits=from_server(),
             )

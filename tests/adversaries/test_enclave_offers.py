@@ -389,7 +389,7 @@ def test_a_host_gets_no_sum_of_the_one_client_that_keeps_its_bound() -> None:
 
     assert session.policy.minimum_codeword_bound == 1 << 40, "by default no bound is accepted"
     for least in (1 << 40, 21):
-        with pytest.raises(InvalidParameters, match="by the smallest codewords") as caught:
+        with pytest.raises(InvalidParameters, match="by the smallest ones") as caught:
             admit(least)
         assert caught.value.reason is Reason.BELOW_FLOOR
     admit(20)
