@@ -1,4 +1,4 @@
-"""Client: publishes a key, deals pieces of its mask, uploads its masked input, and answers for one set of uploaders."""
+"""Client: publishes a key, deals pieces of its mask, uploads its masked input, and answers one set of uploaders."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Held(Confined):
 
 
 class Client(Confined):
-    """Client side of one sum, for a server that is honest but curious; see ``ClientSession``."""
+    """Client side of one sum with an honest-but-curious server; see ``ClientSession``."""
 
     faults: tuple[Fault, ...] = ()
     """None: a piece that does not open ends the session."""
@@ -83,7 +83,7 @@ class Client(Confined):
         return self._member.client
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message; the answer to an offer that policy and subject admit is a key."""
+        """Return the answer to a message; an accepted offer is answered with a key."""
         if self._is_over:
             raise Misuse("the client has left this session", reason=Reason.ALREADY_SPENT)
         with blaming(*from_server()):
@@ -129,7 +129,7 @@ class Client(Confined):
         configuration = held.configuration
         keys = decode_entries(MessageKind.LIGHT_SECAGG_ROSTER, configuration, message)
         if keys.get(self.client) != held.pair.public_key.encoded or len(keys) < configuration.target:
-            raise _wrong("a roster needs this client's key, and enough clients", Reason.ROSTER_INVALID)
+            raise _wrong("the roster lacks this client's key, or has too few clients", Reason.ROSTER_INVALID)
         held.clients, held.roster = tuple(keys), roster_digest(configuration, keys)
         length, count = configuration.piece_length, configuration.target - configuration.privacy
         parts = np.zeros((configuration.target, length), np.int64)
@@ -165,14 +165,14 @@ class Client(Confined):
             ):
                 held.pieces[sender] = decode_vector(opened.expose(), length)
         if self.client not in held.pieces or len(held.pieces) < configuration.target:
-            raise _wrong("a delivery needs this client's own piece, and enough pieces", Reason.ROSTER_INVALID)
+            raise _wrong("the delivery lacks this client's own piece, or has too few pieces", Reason.ROSTER_INVALID)
         if self._update is None:
-            raise InvalidParameters("the message that an upload answers brings the model, and this one did not")
+            raise InvalidParameters("the server's message must include the model; this one does not")
         if self._update.model_for(self._subject) != configuration.model_digest:
             raise InvalidParameters(
-                "the sum is about another model than the update was trained from", reason=Reason.BELOW_FLOOR
+                "the sum is for another model than the update was trained from", reason=Reason.BELOW_FLOOR
             )
-        # Nothing is refused after that.
+        # From here on nothing is refused.
         charge = partial(self._member.charge, self._update.spent(self._subject))
         elements = elements_of(configuration, self._update.take(configuration.layout, charge=charge).payload)
         masked = (elements + held.mask) % FIELD
@@ -188,9 +188,11 @@ class Client(Confined):
         configuration = held.configuration
         survivors = decode_entries(MessageKind.LIGHT_SECAGG_SURVIVORS, configuration, message)
         if any(survivors.values()):
-            raise MalformedMessage("a set holds only clients", reason=Reason.TRAILING_BYTES)
+            raise MalformedMessage("a set must contain only client ids", reason=Reason.TRAILING_BYTES)
         if len(survivors) < configuration.target or not survivors.keys() <= held.pieces.keys():
-            raise _wrong("a set needs enough clients, all of whose pieces came", Reason.SURVIVORS_INVALID)
+            raise _wrong(
+                "the set has too few clients, or a client whose piece this client lacks", Reason.SURVIVORS_INVALID
+            )
         total = np.sum([held.pieces[survivor] for survivor in survivors], axis=0)
         held.wipe()
         return encode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, encode_vector(total % FIELD))

@@ -50,8 +50,11 @@ class Configuration:
 
     def __post_init__(self) -> None:
         for is_wrong, sentence in (
-            (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "a task has a name of 1 to 256 bytes"),
-            (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"there are 2 to {MAXIMUM_CLIENTS} clients"),
+            (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "the task's name must have 1 to 256 bytes"),
+            (
+                not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS,
+                f"the number of clients must be 2 to {MAXIMUM_CLIENTS}",
+            ),
             (
                 self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
                 "1 <= privacy <= target - 2 < population",
@@ -88,7 +91,7 @@ class Configuration:
 
     @cached_property
     def context(self) -> AttemptContext:
-        """The digest of all this (T0)."""
+        """Digest of the whole configuration (T0)."""
         return AttemptContext(hashlib.sha256(bind(Label.CODED_MASK_CONFIGURATION, self.encode())).digest())
 
     @property
@@ -117,7 +120,7 @@ class Configuration:
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:
-        """Refuse a sum about another subject; a model that arrives later is compared with the update."""
+        """Refuse a sum about another subject. A model that arrives later is compared with the update's."""
         for name, mine, offered in (
             ("task", subject.task, self.task),
             ("round", subject.round_number, self.round_number),
@@ -165,14 +168,14 @@ def decode_entries(kind: MessageKind, configuration: Configuration, message: byt
     reader = _begun(kind, configuration, message)
     count = reader.integer(4)
     if count > configuration.population:
-        raise MalformedMessage("more entries than clients", reason=Reason.LENGTH_OVER_LIMIT)
+        raise MalformedMessage("the message has more entries than there are clients", reason=Reason.LENGTH_OVER_LIMIT)
     entries, clients = dict[ClientId, bytes](), list[ClientId]()
     for _ in range(count):
         clients.append(ClientId(reader.integer(CLIENT_ID_BYTES)))
         entries[clients[-1]] = reader.variable(_MAXIMUM_BYTES)
     reader.finish()
     if clients != sorted(set(clients)):
-        raise MalformedMessage("entries have increasing clients", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the entries' client ids must increase", reason=Reason.NOT_CANONICAL)
     return entries
 
 

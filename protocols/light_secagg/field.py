@@ -46,7 +46,7 @@ def encode_vector(vector: Vector) -> bytes:
 
 
 def decode_vector(data: bytes | bytearray | memoryview, count: int) -> Vector:
-    """Decode elements; refuses words that are not reduced."""
+    """Decode elements; refuse words that are not reduced."""
     require_length(f"a vector of {count} elements", len(data), ELEMENT_BYTES * count)
     vector: Vector = np.frombuffer(data, _WORD).astype(np.int64)
     if vector.size and int(vector.max()) >= FIELD:

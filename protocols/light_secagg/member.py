@@ -1,4 +1,4 @@
-"""State that a client keeps across sums, and the values that its policy limits."""
+"""State that a client keeps across sums, and the values that its policy checks."""
 
 from __future__ import annotations
 

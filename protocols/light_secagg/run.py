@@ -11,7 +11,7 @@ from .client import Client
 from .server import Server, State
 
 Observer = Callable[[State, ClientId, bytes, bytes], None]
-"""Called with each exchange: stage, client, request and answer."""
+"""Called for each exchange with the stage, the client, the request and the answer."""
 
 
 def run(
@@ -21,7 +21,7 @@ def run(
     dropouts: Mapping[State, frozenset[ClientId]] | None = None,
     sent: Observer | None = None,
 ) -> Released:
-    """Run one sum; a client that drops out in a stage leaves for good before it answers.
+    """Run one sum; a client that drops out in a stage sends no answer to it or to later stages.
 
     Raises:
         ThresholdNotMet: too many dropped out; nothing is released.

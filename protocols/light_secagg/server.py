@@ -74,7 +74,8 @@ class Server(StagedServerSession[Content]):
                 due = ELEMENT_BYTES * configuration.piece_length + sealing_sizes(configuration.suite)[1]
                 if tuple(entries) != self._roster or any(len(sealed) != due for sealed in entries.values()):
                     raise MalformedMessage(
-                        "there is a piece of one length for each client", reason=Reason.LAYOUT_MISMATCH
+                        "the message must have one piece of the agreed length for each client",
+                        reason=Reason.LAYOUT_MISMATCH,
                     )
                 return Checked(entries)
             case State.INPUTS:
@@ -87,7 +88,11 @@ class Server(StagedServerSession[Content]):
     def _take(self, sender: ClientId, content: Content) -> None:
         if isinstance(content, bytes):
             if len(self._keys) >= self.configuration.population:
-                raise PeerMisbehaved("all places are taken", reason=Reason.NOT_ELIGIBLE, culprits=NOBODY)
+                raise PeerMisbehaved(
+                    "all places are taken; this sum accepts no further clients",
+                    reason=Reason.NOT_ELIGIBLE,
+                    culprits=NOBODY,
+                )
             self._keys[sender] = content
         elif isinstance(content, dict):
             self._sealed[sender] = content
@@ -144,7 +149,7 @@ class Server(StagedServerSession[Content]):
         count, counted = len(self._survivors), int(values[-1])
         if counted != count:
             raise PeerMisbehaved(
-                f"{count} clients counted as {counted}, but each counts once: a client lied",
+                f"the sum counts {counted} clients, but {count} uploaded: a client lied",
                 reason=Reason.INPUT_OUT_OF_RANGE,
                 culprits=NOBODY,
             )

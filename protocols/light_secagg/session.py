@@ -28,21 +28,21 @@ class LightSecAggOptions(ProtocolOptions):
 
     protocol: ClassVar = "lightsecagg"
     mode: Annotated[SecurityMode, option("trust in the server")] = SecurityMode.SEMI_HONEST
-    population: Annotated[int | None, option("number of invited clients, where nobody names them")] = None
+    population: Annotated[int | None, option("number of invited clients, if they are not named")] = None
     corrupted: Annotated[int, option("clients that may collude with the server")] = 1
-    """At least 1: otherwise a piece is part of a mask."""
+    """At least 1: otherwise a piece would be part of a mask."""
     dropped: Annotated[int, option("clients that may drop out")] = 0
-    late: Annotated[int, option("clients that may never come, in addition")] = 0
+    late: Annotated[int, option("additional clients that may never join")] = 0
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
         sentence = (
-            "must be semi_honest: LightSecAgg has no active mode, because nothing is signed, so a server that lies "
-            "shows two sets of clients to two halves of them and learns one input; or use another protocol"
+            "must be semi_honest: LightSecAgg signs nothing, so a malicious server can send two sets of uploaders "
+            "to different clients and learn one input; or use another protocol"
         )
         yield "mode", self.mode is not SecurityMode.SEMI_HONEST, sentence
 
     def takes(self, population: int) -> bool:
-        """Whether enough clients are sure to stay."""
+        """Whether enough clients are certain to stay."""
         _, target, needed = self._demands(population)
         return target >= needed
 
@@ -56,10 +56,10 @@ class LightSecAggOptions(ProtocolOptions):
         privacy, target, needed = self._demands(population)
         if target < needed:
             raise InvalidParameters(
-                f"of {population} clients only {target} are sure to stay, and a sum with {privacy} corrupted ones "
-                f"needs {needed}; invite more, or plan for fewer that drop out or are corrupted"
+                f"only {target} of {population} clients are certain to stay, but a sum with {privacy} corrupted "
+                f"ones needs {needed}; invite more clients, or plan for fewer dropouts or corrupted clients"
             )
-        # Every client would refuse more, so invite nobody to that.
+        # Every client would refuse more, so fail here.
         require_capacity(population, subject.capacity)
         return Configuration(
             task=subject.task,
@@ -89,7 +89,7 @@ def open_session(
     """Begin a session."""
     population = settings.population if invited is None else len(invited)
     if population is None:
-        raise InvalidParameters("settings.population says how many clients are invited, unless they are named")
+        raise InvalidParameters("set settings.population to the number of invited clients, or name them")
     nonce = bytes(draw_exactly(NONCE_BYTES, helpers.coins))
     return Server(settings.plan(subject, population, nonce), invited)
 

@@ -205,8 +205,8 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"task": b""}, "a task has a name"),
-        ({"task": b"t" * 257}, "a task has a name"),
+        ({"task": b""}, "task's name must have"),
+        ({"task": b"t" * 257}, "task's name must have"),
         ({"population": 1}, "2 to 1024"),
         ({"population": 2}, "1 <= privacy <= target - 2"),
         ({"population": 1025}, "2 to 1024"),
@@ -260,8 +260,8 @@ def test_what_a_client_refuses() -> None:
     names = ids(USUAL)
     kind, others = MessageKind.LIGHT_SECAGG_SURVIVORS, names[1:]
     for entries in (dict.fromkeys(others[:5], b""), dict.fromkeys([*others, ClientId(1)], b"")):
-        refuses(3, encode_entries(kind, USUAL, entries), PeerMisbehaved, "needs enough clients")
-    refuses(3, encode_entries(kind, USUAL, dict.fromkeys(others, b"x")), MalformedMessage, "only clients")
+        refuses(3, encode_entries(kind, USUAL, entries), PeerMisbehaved, "has too few clients")
+    refuses(3, encode_entries(kind, USUAL, dict.fromkeys(others, b"x")), MalformedMessage, "only client ids")
     elsewhere = encode_entries(kind, replace(USUAL, round_number=4), dict.fromkeys(others, b""))
     refuses(3, elsewhere, PeerMisbehaved, "another sum")
     server, clients = stages(3)
@@ -284,7 +284,7 @@ def test_a_roster_has_the_clients_own_key_and_as_many_as_must_stay() -> None:
     missing = {name: keys[name] for name in others}
     for roster in (missing, stolen, few):
         wrong = encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, USUAL, roster)
-        refuses(1, wrong, PeerMisbehaved, "and enough clients")
+        refuses(1, wrong, PeerMisbehaved, "or has too few clients")
     enough = {name: keys[name] for name in list(clients)[:6]}
     clients[first].answer(encode_entries(MessageKind.LIGHT_SECAGG_ROSTER, USUAL, enough))
 
@@ -314,8 +314,8 @@ def piecewise(entries: dict[ClientId, bytes]) -> bytes:
 Change = Callable[[dict[ClientId, bytes], list[ClientId]], dict[ClientId, bytes]]
 DELIVERIES: list[tuple[Change, str]] = [
     (lambda pieces, names: {ClientId(1): pieces[names[1]], **dict(list(pieces.items())[:8])}, "not on the roster"),
-    (lambda pieces, names: {name: pieces[name] for name in names[1:]}, "own piece, and enough"),
-    (lambda pieces, names: {name: pieces[name] for name in names[:5]}, "own piece, and enough"),
+    (lambda pieces, names: {name: pieces[name] for name in names[1:]}, "own piece, or has too few"),
+    (lambda pieces, names: {name: pieces[name] for name in names[:5]}, "own piece, or has too few"),
     (lambda pieces, names: {name: pieces[name] for name in names[:6]}, ""),
 ]
 

@@ -87,7 +87,7 @@ def test_one_more_that_leaves_ends_the_session(stage: str) -> None:
 
 
 def test_a_server_that_may_lie_is_not_promised_anything() -> None:
-    with pytest.raises(InvalidParameters, match="LightSecAgg has no active mode"):
+    with pytest.raises(InvalidParameters, match="LightSecAgg signs nothing"):
         LightSecAggOptions(mode=SecurityMode.ACTIVE)
     careful = member(CLIENTS[0], replace(POLICY, modes=frozenset({SecurityMode.ACTIVE})))
     with pytest.raises(InvalidParameters, match="only against a server that follows the protocol"):
@@ -286,8 +286,8 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
 @pytest.mark.parametrize(
     ("update", "sentence"),
     [
-        (None, "brings the model, and this one did not"),
-        (LazyUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "about another model"),
+        (None, "include the model; this one does not"),
+        (LazyUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "for another model"),
     ],
 )
 def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LazyUpdate | None, sentence: str) -> None:
