@@ -325,7 +325,7 @@ def test_a_time_is_looked_at_before_the_policy_read_it() -> None:
 
 def test_a_client_is_whom_its_authority_certified() -> None:
     session = InsecureEnclaveSession(EnclaveSetup())
-    with pytest.raises(InvalidParameters, match="another key"):
+    with pytest.raises(InvalidParameters, match="signing key do not match"):
         client_of(session, signing_key=session.setup.signing_key_of("client 2"))
     stranger = session.setup.signing_key_of("client 1")
     forged = replace(session.certificate_of(1, stranger), client=ClientId(2))
