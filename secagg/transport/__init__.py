@@ -1,1 +1,1 @@
-"""Secure sums over HTTP: a server, clients, and mutual TLS between operators."""
+"""Secure sums over HTTP: server, clients, and mutual TLS between operators."""

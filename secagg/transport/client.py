@@ -27,14 +27,14 @@ from secagg.wire import require_spoken
 try:
     import httpx
 except ImportError as error:
-    raise InvalidParameters("a client of sums over HTTP needs httpx; pip install '.[http]' in a checkout") from error
+    raise InvalidParameters("sums over HTTP need httpx; run pip install '.[http]' in a checkout") from error
 
 Join = Callable[[SessionDescription, Secret | None], ClientSession]
 """Returns ``member.join(subject, update, suspended)``; the client itself decides the subject of the session."""
 MESSAGE: Final = "/message"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ANSWERS: Final = frozenset({Answer.LATE.status, Answer.OVER.status})
-"""Statuses of errors after which a client continues."""
+"""Error statuses after which a client continues."""
 _SENTENCE_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 1 << 18
 _FIRST_PAUSE: Final = 0.05
@@ -68,7 +68,9 @@ class Patience:
     def __post_init__(self) -> None:
         # This form also refuses NaN.
         if not (self.lost >= 0 and all(number > 0 for number in (self.poll, self.message_bytes, self.slowest))):
-            raise InvalidParameters("a client's patience is a number of seconds, and the limits of a wire are positive")
+            raise InvalidParameters(
+                "a client's patience must be a number of seconds, and its other limits must be positive"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Requests:
         self._spread = 0.5 + (client.value * _GOLDEN) % _WHOLE / _WHOLE
 
     def enter(self, session: str, authorization: str) -> None:
-        """Use one session from now on."""
+        """Use this session from now on."""
         self._base = f"{self._url}/v1/sessions/{session}"
         self._headers["authorization"] = authorization
 
@@ -125,17 +127,17 @@ class Requests:
                     return _answered(reply)
                 why = reply.sentence or str(reply.status)
                 if reply.status == Answer.BUSY.status:
-                    began = time.monotonic()  # The server is up, and has this client's answer already or soon.
+                    began = time.monotonic()  # The server is up, and has or will soon have this client's answer.
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
                 if (reason := _tls_reason(error)) in _NO_TLS:
                     raise ConnectionError(
-                        f"the server at {self._url} does not speak TLS; name an http:// address where it is on this "
-                        "machine, or start it with --cert and --key"
+                        f"the server at {self._url} does not use TLS; if it runs on this machine, use an http:// "
+                        "address; otherwise start it with --cert and --key"
                     ) from None
                 if reason == _UNTRUSTED or "ALERT" in reason:
                     raise ConnectionError(
-                        f"TLS verification failed at {self._url} ({why}); compare certificates"
+                        f"TLS verification failed at {self._url} ({why}); compare the certificates of server and client"
                     ) from None
             waited = time.monotonic() - began
             if waited > _SAID_AFTER and not self._is_said:
@@ -143,8 +145,8 @@ class Requests:
                 say("no answer, tried again", logging.WARNING, url=self._url, why=why, seconds=self._patience.lost)
             if waited > self._patience.lost:
                 raise ConnectionError(
-                    f"the server at {self._url} is lost ({why}); compare addresses, also http:// and https://, or join "
-                    "the next sum"
+                    f"the connection to the server at {self._url} is lost ({why}); check the address, including "
+                    "http:// or https://, or join the next sum"
                 )
             await asyncio.sleep(pause * self._spread)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -161,7 +163,7 @@ class Requests:
                 wait.reschedule(loop.time() + poll)
 
         try:
-            # Around everything: httpx restarts its timeouts at each byte and each interim response.
+            # This covers the whole request: httpx restarts its timeouts at each byte and each interim response.
             async with (
                 asyncio.timeout(poll) as wait,
                 self._http.stream(
@@ -173,9 +175,9 @@ class Requests:
                     timeout=timeout,
                 ) as response,
             ):
-                # A compressed body may be a bomb.
+                # A compressed body may be a decompression bomb.
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise MalformedMessage("the server sends a compressed body", reason=Reason.NOT_CANONICAL)
+                    raise MalformedMessage("the server sent a compressed body", reason=Reason.NOT_CANONICAL)
                 is_message = path == MESSAGE and response.status_code == Answer.MESSAGE.status
                 most = self._patience.message_bytes if is_message else DESCRIPTION_BYTES
                 parts, size, began = list[bytes](), 0, loop.time()
@@ -183,24 +185,24 @@ class Requests:
                     parts.append(part)
                     if (size := size + len(part)) > most:
                         raise MalformedMessage(
-                            f"a server's answer here has at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
+                            f"the server's answer must have at most {most} bytes", reason=Reason.LENGTH_OVER_LIMIT
                         )
                     wait.reschedule(began + poll + size / self._patience.slowest)
                 return Reply(response.status_code, b"".join(parts), response.headers.get(STAGE_HEADER, ""))
         except TimeoutError:
-            raise httpx.ReadTimeout("the server's answer dribbles") from None
+            raise httpx.ReadTimeout("the server's answer arrives too slowly") from None
 
 
 def _answered(reply: Reply) -> Reply:
     if reply.status >= HTTPStatus.MULTIPLE_CHOICES and reply.status not in _ANSWERS:
         if reply.status == HTTPStatus.NOT_FOUND:
-            raise Refused("the server has no sums under this address; name https://HOST:PORT, and no path of a page")
+            raise Refused("the server has no sums at this address; use https://HOST:PORT without a path")
         raise Refused(f"the server refused this client: {reply.sentence or reply.status}")
     return reply
 
 
 def _tls_reason(error: BaseException | None) -> str:
-    """Return OpenSSL's reason if TLS failed; a broken connection has none, and is retried."""
+    """Return OpenSSL's reason if TLS failed; a broken connection has none and is retried."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return "" if error is None else error.reason or ""
@@ -211,7 +213,7 @@ def _tls_reason(error: BaseException | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """End of a session for a client that stayed."""
+    """Result of a session for a client that stayed to the end."""
 
     description: SessionDescription
     stages: int
@@ -219,7 +221,7 @@ class Outcome:
     is_released: bool
     """Whether the server reports a sum."""
     sentence: str
-    """The server's message about the end."""
+    """The server's message about how it ended."""
 
 
 async def contribute(  # noqa: PLR0913 -- all but three have defaults
@@ -234,36 +236,38 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     patience: Patience | None = None,
     http: httpx.AsyncClient | None = None,
 ) -> Outcome:
-    """Take part in one session, from its first message to its end.
+    """Take part in one session from its first message to its end.
 
     Args:
         task: name under which a server of several tasks holds the session.
         after: name of this client's previous session; the client waits for another one.
-        tls: for a server whose issuer the system does not trust, or that asks for this client's certificate.
+        tls: needed if the system does not trust the server's issuer, or if the server asks for a client certificate.
         states: directory of sealed progress, from which a killed process can be resumed.
         http: an existing HTTP client, which stays open.
     Raises:
-        SecAggError: this client left. The server learns that it left, but neither why nor what was refused.
+        SecAggError: this client left. The server learns that it left, but not why.
         ConnectionError: the server refused this client, or is unreachable.
     """
     try:
         place = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
-        raise InvalidParameters("this is not an address of a server; name https://HOST:PORT") from None
+        raise InvalidParameters("this is not a server address; use https://HOST:PORT") from None
     if "://" not in url:
         scheme = "http" if is_loopback(url.rpartition(":")[0] or url) else "https"
-        raise InvalidParameters(f"{url} says neither http:// nor https://; name {scheme}://{url}")
+        raise InvalidParameters(f"{url} has neither http:// nor https://; use {scheme}://{url}")
     if place.scheme not in _SCHEMES or not place.host:
-        raise InvalidParameters(f"{url} is not an address of a server; name https://HOST:PORT")
+        raise InvalidParameters(f"{url} is not a server address; use https://HOST:PORT")
     if tls is not None and place.scheme == "http":
-        raise InvalidParameters(f"{url} has no TLS, so certificates are of no use there; name an https:// address")
+        raise InvalidParameters(f"{url} does not use TLS, so certificates have no effect; use an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
-        raise InvalidParameters(f"{url} would carry answers in the clear; name an https:// address, or http:// here")
+        raise InvalidParameters(
+            f"{url} would send answers in the clear; use an https:// address, or http:// on this machine"
+        )
     if place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:
-        raise InvalidParameters("an address of a server has neither a password nor a query; name https://HOST:PORT")
+        raise InvalidParameters("a server address must have no password and no query; use https://HOST:PORT")
     async with AsyncExitStack() as stack:
         if http is None:
-            # Ignore the environment: its proxies and passwords are not meant for this.
+            # Ignore the environment: its proxies and passwords are not meant for this connection.
             own = httpx.AsyncClient(
                 verify=tls or (client_context() if place.scheme == "https" else False), trust_env=False
             )
@@ -303,12 +307,12 @@ class _Part:
         try:
             require_spoken(description.form)
         except MalformedMessage:
-            # The proof tells the operator which clients this form leaves out; another task's server may not have it.
+            # The proof shows the operator which clients this form excludes; another task's server may not have it.
             if asked["task"] in {"", description.task}:
                 await self.requests.try_once("DELETE", "/client")
             raise
         if not progress.answer:
-            # A client that refuses the description has claimed no name yet, and may return with other options.
+            # A client that refuses the description has not claimed a name yet, and may return with other options.
             self.session = await asyncio.to_thread(self.join, description, None)
         try:
             last = await self._exchange(description, progress)
@@ -361,13 +365,13 @@ class _Part:
     ) -> ClientProgress:
         """Compute an answer in a separate thread, and store it before sending it."""
         if before.is_last:
-            raise MalformedMessage("the server asks again after this client's last answer", reason=Reason.WRONG_KIND)
+            raise MalformedMessage("the server asked again after this client's last answer", reason=Reason.WRONG_KIND)
         progress = await asyncio.to_thread(self._computed, description, before, number, message)
         self.stages += 1
         if len(progress.answer) > description.answer_bytes:
             raise InvalidParameters(
-                f"an answer of {len(progress.answer)} bytes is too long: the server accepts {description.answer_bytes} "
-                "at most"
+                f"this client's answer has {len(progress.answer)} bytes, but the server accepts at most "
+                f"{description.answer_bytes} at most"
             )
         if self.store is not None:
             try:
@@ -401,5 +405,5 @@ class _Part:
 
 def _number(reply: Reply) -> int:
     if reply.stage[3:] or not (reply.stage.isascii() and reply.stage.isdecimal()):
-        raise MalformedMessage("the server's message names no stage", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the server's message does not name its stage", reason=Reason.NOT_CANONICAL)
     return int(reply.stage)

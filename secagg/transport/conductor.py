@@ -1,4 +1,4 @@
-"""One session over HTTP: its stages and answers."""
+"""Runs one session over HTTP: opens its stages and reads its answers."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _FEW_BYTES: Final = 1 << 14
 """Maximum bytes of an answer to a stage of keys or signatures, in any suite."""
 RESTARTED: Final = Verdict(
     Answer.OVER,
-    "the server knows no such session: it has ended, or its process was ended and it cannot be resumed; "
-    "take part in the next one",
+    "the server does not know this session: it has ended, or the server restarted and it cannot be resumed; take "
+    "part in the next one",
 )
-STOPPING: Final = Verdict(Answer.STOPPING, "the server is being stopped; ask again when it is back")
+STOPPING: Final = Verdict(Answer.STOPPING, "the server is stopping; ask again when it is back")
 
 
 def counters() -> Metrics:
     """Return the metrics of a server."""
     metrics = Metrics()
     metrics.counter("secagg_sessions_total", "Sessions that ended, by outcome.")
-    metrics.counter("secagg_answers_total", "Requests with an answer of a client, by what they got.")
+    metrics.counter("secagg_answers_total", "Requests with an answer, by response.")
     metrics.counter("secagg_answer_bytes_total", "Bytes of answers that were read.")
     metrics.histogram("secagg_stage_seconds", "Seconds that stages were open, by stage.", _STAGE_SECONDS)
     metrics.gauge("secagg_clients", "Clients of the open stage: taken, sending, out.")
-    metrics.counter("secagg_clients_total", "Clients of sessions, by the newest form of messages that they speak.")
-    metrics.gauge("secagg_disk_wait_seconds", "Seconds for which a disk has not taken what is written.")
-    metrics.counter("secagg_strangers_total", "Requests that did not prove who they are from.")
+    metrics.counter("secagg_clients_total", "Clients of sessions, by the newest message form that they support.")
+    metrics.gauge("secagg_disk_wait_seconds", "Seconds for which a disk has not accepted a write.")
+    metrics.counter("secagg_strangers_total", "Requests without a valid proof of their sender.")
     return metrics
 
 
 class Conductor:
-    """Conductor of one session; call its methods on one event loop."""
+    """Runs one session; call its methods on one event loop."""
 
     def __init__(  # noqa: PLR0913 -- what a session is surrounded by
         self,
@@ -97,7 +97,7 @@ class Conductor:
         """Open and close stages until the sum is released and stored; clients learn of it only then.
 
         Raises:
-            SecAggError, OSError: nothing is released, and the session has ended, or ``keep`` raised the error.
+            SecAggError, OSError: nothing is released: the session ended, or ``keep`` raised the error.
         Security: if the task is cancelled, or ``keep`` raises, the session stays in the store, to be resumed.
         """
         outcome = "failed"
@@ -126,7 +126,7 @@ class Conductor:
             self._metrics.add("secagg_sessions_total", 1, outcome=outcome, **self._labels)
             self._close()
             self._wake()
-            # The thread may be in a long call; do not wait for it, because its work precedes this.
+            # The thread may be in a long call; do not wait for it here.
             self._thread.submit(self._session.abort)
             self._thread.shutdown(wait=False)
 
@@ -275,14 +275,14 @@ class Conductor:
                 await self._do(self._look)
             # An answer that lost a helper while its stage closed has ended the session; later errors say less.
             error = self._lost or found
-            why = str(error) if isinstance(error, SecAggError) else "the server failed, or lost a helper"
+            why = str(error) if isinstance(error, SecAggError) else "the server or a helper failed"
             self._end(f"the session ended without a sum: {why}", is_released=False)
             if self._store is not None:
-                await self._do(self._store.erase)  # A disk that is stuck keeps no other task waiting.
+                await self._do(self._store.erase)  # A stuck disk must not delay other tasks.
             raise error from None
 
     async def _opened(self) -> Stage | None:
-        """Open the session's next stage once it is stored; no client learns of it before."""
+        """Store the session's next stage, then open it to clients."""
         stage, participation, awaited, snapshot = await self._do(self._prepared)
         if stage is not None:
             with snapshot or nullcontext():
@@ -301,7 +301,7 @@ class Conductor:
         return stage, self._session.participation, len(self._session.awaited or ()), snapshot
 
     async def _written(self, write: Callable[[], None]) -> None:
-        """Write to the store; while the disk refuses, no client learns of the result."""
+        """Write to the store; no client learns of the result until the disk accepts it."""
         with self._writing() as began:
 
             def tried() -> None:
@@ -369,7 +369,7 @@ class Conductor:
         return self._left_at + self._limits.stages.least - self._clock() if is_for_them else inf
 
     def _close(self) -> None:
-        """Stop waiting; an answer that is being read takes no place from the next stage."""
+        """Stop waiting, and free the places of answers that are still being read."""
         self.exchange.close()
         self._places.clear()
 
@@ -421,8 +421,8 @@ class Conductor:
         verdict = self.exchange.read(body.client, number)
         if verdict.answer is not Answer.HAND:
             return verdict
-        why = "others wait, and this one came slowest" if body.gave_way else "it came too slowly"
-        return Verdict(Answer.SLOW, f"{len(content)} bytes of the answer were read, and {why}; send it again, faster")
+        why = "it was the slowest while others waited" if body.gave_way else "it came too slowly"
+        return Verdict(Answer.SLOW, f"only {len(content)} bytes of the answer were read: {why}; send it again, faster")
 
     def _received(self, client: ClientId, message: bytes) -> tuple[PeerError | None, Participation, bool]:
         """Pass an answer to the session; return its error, the stage's status, and whether it awaits the client."""

@@ -1,4 +1,4 @@
-"""Shared by client and server: session description, limits of the server, and logging of events."""
+"""Session description, server limits, and event logging, shared by client and server."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DESCRIPTION_BYTES: Final = 1 << 20
 _NUMBERS: Final = 1 << 63
 STAGE_HEADER: Final = "secagg-stage"
 BACK_SECONDS: Final = 10.0
-"""Seconds within which a client that lost its server returns; as long, a server waits and reports the outcome."""
+"""Seconds within which a client that lost its server returns; the server waits this long to report the outcome."""
 COPIES: Final = 2
-"""Number of copies of an answer in memory while it is read: as received, and as passed on."""
+"""Number of copies of an answer in memory while it is read: as received and as passed on."""
 LONGEST_PAUSE: Final = BACK_SECONDS / 2
 """Pause of a client between two attempts, times a random factor between 0.5 and 1.5 per client."""
 
@@ -51,11 +51,11 @@ class WireLimits:
         numbers = (self.answer_bytes, self.memory, self.grace, self.slowest, self.poll, self.connections)
         # This form also refuses NaN.
         if not all(number > 0 for number in numbers):
-            raise InvalidParameters("the limits of a wire are positive numbers")
+            raise InvalidParameters("all limits must be positive numbers")
         if COPIES * self.answer_bytes > self.memory:
             raise InvalidParameters(
-                f"an answer of {self.answer_bytes:,} bytes is held twice while it is read, and memory is "
-                f"{self.memory:,} bytes; give {COPIES * self.answer_bytes:,} bytes or more"
+                f"an answer of {self.answer_bytes:,} bytes is held twice while it is read, but memory is "
+                f"{self.memory:,} bytes; set it to {COPIES * self.answer_bytes:,} bytes or more"
             )
 
     def seconds_for(self, length: int) -> float:
@@ -65,7 +65,7 @@ class WireLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDescription:
-    """One session, as its server describes it to clients. Only ``terms`` bind the server."""
+    """A server's description of one session for clients. Only ``terms`` bind the server."""
 
     session: str
     """Its name: 32 hexadecimal digits, drawn for it."""
@@ -89,14 +89,16 @@ class SessionDescription:
         kinds = dict.fromkeys(texts, str) | dict.fromkeys(numbers, int) | {"terms": dict}
         for name, kind in kinds.items():
             if type(getattr(self, name)) is not kind:
-                raise InvalidParameters(f"{name} of a session description is of another type")
+                raise InvalidParameters(f"{name} in a session description has the wrong type")
         if not all(getattr(self, name).isprintable() for name in texts):
             raise InvalidParameters(
-                "the texts of a session description are shown to people; leave control characters out"
+                "the texts of a session description must have no control characters, because they are shown to people"
             )
         is_name = len(self.session) == 2 * NAME_BYTES and set(self.session) <= set("0123456789abcdef")
         if not is_name or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
-            raise InvalidParameters("a session description has a session's name, and numbers that are not negative")
+            raise InvalidParameters(
+                "a session description needs the session's name, and its numbers must not be negative"
+            )
 
     def encode(self) -> bytes:
         """Return it as JSON, with the terms as a text and the round as digits, which every reader preserves."""
@@ -113,8 +115,7 @@ class SessionDescription:
             needed, fields = tuple(given.get("must_know", ())), [each for each in cls.__slots__ if each[0] != "_"]
             if strange := [repr(name) for name in needed if name not in fields]:
                 raise MalformedMessage(
-                    f"this session takes a client that knows {', '.join(strange)}; install the server's "
-                    "version of secagg",
+                    f"this session requires support for {', '.join(strange)}; install the server's version of secagg",
                     reason=Reason.WRONG_VERSION,
                 )
             known: dict[str, Any] = {name: given[name] for name in fields if name in given}
@@ -149,7 +150,7 @@ def _text(terms: Mapping[str, Any]) -> str:
 
 _LOG: Final = logging.getLogger("secagg.transport")
 TASK: Final = ContextVar("task", default="")
-"""Task that work is done for, which each line of a server's log names."""
+"""The current task; each line of a server's log names it."""
 
 
 def say(event: str, level: int = logging.INFO, **fields: str | float) -> None:

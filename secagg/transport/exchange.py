@@ -4,8 +4,8 @@ Its driver carries out each verdict, and reports the outcome. Per client and sta
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 
-The session itself judges messages; this module decides which client may send one now, and how repeated and late
-requests are answered.
+The session itself judges messages. This module decides which client may send one now, and how to answer repeated and
+late requests.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Exchange:
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
         self.away = set[ClientId]()
-        """Clients that left before they sent anything, and may return while the first stage is open."""
+        """Clients that left before sending anything; they may return while the first stage is open."""
         self._heard, self._untold = set[ClientId](), set[ClientId]()
 
     # --- The driver says ----------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Exchange:
 
     @property
     def clients(self) -> dict[str, frozenset[ClientId]]:
-        """Clients that have answered the open stage, are sending to it, or are excluded."""
+        """Clients that have answered the open stage, are sending their answer, or are excluded."""
         out = frozenset(self._out) | self.away
         return {"taken": frozenset(self._taken), "sending": frozenset(self._sending), "out": out}
 
@@ -131,7 +131,7 @@ class Exchange:
         self.over = Verdict(Answer.DONE if is_released else Answer.OVER, sentence, result)
 
     def left(self) -> float:
-        """Return the maximum number of seconds to wait; 0 if the stage must close."""
+        """Return the maximum number of seconds to wait; 0 closes the stage."""
         return 0.0 if self._patience is None else self._patience.left(self._participation)
 
     # --- A client asks for its message --------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ class Exchange:
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no
         if client in self._taken:
-            return Verdict(Answer.KNOWN, f"an answer of {client} to stage {number} was taken; the first one counts")
+            return Verdict(Answer.KNOWN, f"{client} already answered stage {number}; the first answer counts")
         if client in self._sending:
-            return Verdict(Answer.BUSY, f"another answer of {client} is being read; wait for what becomes of it")
+            return Verdict(Answer.BUSY, f"another answer of {client} is being read; wait for its result")
         if length is not None and length > self.longest:
             return self.too_long(length)
         self._sending.add(client)
@@ -163,7 +163,9 @@ class Exchange:
 
     def too_long(self, length: int) -> Verdict:
         """Return the verdict for an answer that is longer than any to this stage can be."""
-        sentence = f"an answer to stage {self.number} has at most {self.longest} bytes; this one has {length} or more"
+        sentence = (
+            f"an answer to stage {self.number} can have at most {self.longest} bytes; this one has {length} or more"
+        )
         return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:
@@ -231,9 +233,9 @@ class Exchange:
     def _untimely(self, number: int) -> Verdict | None:
         if number == self.number + 1 and self._patience is None:
             # A restarted server listens before it has opened the stage that its clients know.
-            return Verdict(Answer.BUSY, f"stage {number} is about to begin; send this again")
+            return Verdict(Answer.BUSY, f"stage {number} is about to begin; send the answer again")
         if number > self.number:
-            return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the message of the stage that is open")
+            return Verdict(Answer.WRONG, f"stage {number} has not begun; answer the open stage")
         if number < self.number or self._patience is None:
             return Verdict(Answer.LATE, f"stage {number} is closed; ask for the next message")
         return None

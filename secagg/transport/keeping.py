@@ -38,7 +38,7 @@ _SENTENCE_BYTES: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord(Message):
-    """A session at the stage that was opened last."""
+    """A session at its last opened stage."""
 
     kind = MessageKind.HTTP_SERVER_RECORD
     description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
@@ -57,7 +57,7 @@ class ServerStore:
         finish_erasing(folder)
         self._path, self._claims = folder / "session.record", folder / "session.claims"
         self.roster = folder / "session.roster"
-        """As of the beginning of the session, for its callers to write: the authority's keeps growing."""
+        """The roster at the start of the session; callers write it, because the authority's roster keeps growing."""
 
     def put(self, record: ServerRecord) -> None:
         """Replace the record; durable when this returns."""
@@ -114,7 +114,7 @@ class ClientProgress(Message):
     stage: Annotated[int, unsigned(2)]
     answer: Annotated[bytes, variable(_MOST)] = field(repr=False)
     is_last: Annotated[bool, FLAG]
-    """Whether only the delivery of the answer is left to do."""
+    """Whether the client only has to deliver its answer."""
     suspended: Annotated[bytes, variable(_MOST)] = field(repr=False)
 
 
@@ -129,10 +129,10 @@ class ClientStore:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Prevent other processes from taking this client's progress, and so its place in a sum."""
+        """Prevent other processes from using this client's progress, and so its place in a sum."""
         descriptor = os.open(self._path.with_suffix(".held"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            claim(descriptor, "another process of this client takes part in sums of this task; let it end first")
+            claim(descriptor, "another process of this client already takes part in this task; wait until it ends")
             yield
         finally:
             os.close(descriptor)
@@ -151,7 +151,7 @@ class ClientStore:
         self._state = state
 
     def take(self) -> ClientProgress | None:
-        """Return the last record, only to this process; None if there is nothing to resume."""
+        """Return the last record, once and only to this process; None if there is nothing to resume."""
         if not self._path.exists():
             return None
         try:

@@ -1,7 +1,7 @@
-"""Listener for requests: uvicorn speaks HTTP, and this module limits the connections.
+"""Listens for requests: uvicorn handles HTTP, and this module limits the connections.
 
-A connection is a stranger's until a request on it has proved a name. Strangers have little time, and beyond the limit
-the oldest stranger's connection is closed, so a crowd cannot keep clients out, whatever part of a request it sends.
+A connection counts as a stranger's until a request on it proves a name. Strangers have little time, and above the limit
+the oldest stranger's connection is closed. So a crowd cannot keep clients out, even with incomplete requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise InvalidParameters(
-        "a server of sums over HTTP needs starlette and uvicorn; pip install '.[http]' in a checkout"
+        "a server of sums over HTTP needs starlette and uvicorn; run pip install '.[http]' in a checkout"
     ) from error
 
 _BACKLOG: Final = 4096
@@ -74,14 +74,14 @@ class _Connection(H11Protocol):
             self._head += data
             head, end, _ = self._head.partition(b"\r\n\r\n")
             if len(head) > _HEAD_BYTES or _LOOSE.search(head):
-                self.send_400_response("the head of a request is too long, or has lines of another form")
+                self.send_400_response("the request's head is too long or malformed")
                 return
             self._head = b"" if end else self._head
         super().data_received(data)
         if self.conn.their_state is h11.SEND_BODY:
             self.flow.pause_reading()  # The application reads the body once there is room, or never.
         elif self.conn.trailing_data[0]:
-            self.end()  # A second request before the answer to this one: its head would go unchecked.
+            self.end()  # A second request before the answer to this one would skip the check of its head.
 
     async def _asked(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 -- as ASGI has it
         """Run the application; a stranger may wait for its answer."""
@@ -102,7 +102,7 @@ class _Crowd:
     def __init__(self, limits: WireLimits) -> None:
         self.limits, self._most = limits, allow_connections(limits)
         if self._most < limits.connections:
-            why = "the system allows fewer open files than clients may need; raise `ulimit -n`"
+            why = "the limit of open files is below what clients may need; raise `ulimit -n`"
             say("fewer connections", logging.WARNING, most=self._most, wanted=limits.connections, why=why)
         self._here, self._strangers = set[_Connection](), dict[_Connection, asyncio.TimerHandle]()
         self._proved = dict[str, set[_Connection]]()
@@ -127,7 +127,7 @@ class _Crowd:
             )
 
     def prove(self, connection: _Connection, task: str, part: int) -> None:
-        """Keep a connection of a task's client: as long as it needs, or if the task has its part, until others come."""
+        """Keep the connection of a task's client; above the task's share, close it when others come."""
         proved = self._proved.setdefault(task, set())
         if (timer := self._strangers.get(connection)) is not None:
             timer.cancel()
@@ -245,8 +245,8 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
     """
     if tls is None and not is_loopback(host) and not is_behind_proxy:
         raise InvalidParameters(
-            f"{host} can be reached from outside, and requests would travel in the clear; give a certificate and a "
-            "key, or say that a proxy brings TLS"
+            f"{host} is reachable from other machines, and requests would be sent in the clear; give a certificate "
+            "and a key, or declare that a proxy provides TLS"
         )
     bounds = limits or WireLimits()
     config = uvicorn.Config(
@@ -268,7 +268,7 @@ async def listening(  # noqa: PLR0913 -- all but three have defaults
         try:
             listener.bind((host.strip("[]"), port))
         except OSError as error:
-            raise InvalidParameters(f"nothing can listen at {host}:{port} ({error}); name another address") from None
+            raise InvalidParameters(f"cannot listen at {host}:{port} ({error}); use another address") from None
         server = _Quiet(config, bounds, tls)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not task.done():  # noqa: ASYNC110 -- uvicorn has no event for it

@@ -65,7 +65,7 @@ def _read_files() -> dict[str, _File]:
                     f"{kind}; charset=utf-8".encode(), plain, gzip.compress(plain, 9, mtime=0)
                 )
     if f"{_HOME}index.html" not in found:
-        raise InvalidParameters("this installation of secagg has no page; install a wheel, or check out clients/web")
+        raise InvalidParameters("the web page is not installed; install secagg from a wheel, or check out clients/web")
     found[_HOME] = found.pop(f"{_HOME}index.html")
     return found
 
@@ -94,7 +94,7 @@ class Paged:
 
 
 class OwnHost:
-    """Application that answers only under this machine's names.
+    """Application that only answers requests for this machine's own names.
 
     Security: without it, any page in a local browser could resolve its own name to this machine, and then send requests
     as the same origin (DNS rebinding).
@@ -112,7 +112,7 @@ class OwnHost:
 
 
 class CrossOrigin:
-    """Application that pages of the listed origins may use."""
+    """Application that admits web pages of the listed origins."""
 
     def __init__(self, app: Application, origins: Collection[str]) -> None:
         """Allow origins by their exact names, such as ``https://example.org``."""
@@ -128,7 +128,7 @@ class CrossOrigin:
                 or set(host) & set("/*?#@ ")
             ):
                 raise InvalidParameters(
-                    f"an origin is https://HOST in lower case, without a path or a star; got {origin!r}"
+                    f"an origin must be https://HOST in lower case, without a path or a star; got {origin!r}"
                 )
         self._app, self._origins = app, frozenset(origin.encode() for origin in origins)
 

@@ -1,4 +1,4 @@
-"""Memory for concurrent messages of clients: each waits for room, and a slow one may lose its place."""
+"""Limits memory for concurrent messages of clients: each waits for room, and slow ones may lose their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secagg.transport.description import COPIES
 _LOOKS: Final = 10
 """Seconds between two checks for a place while an answer has its grace period."""
 _UNDISTURBED: Final = 0.2
-"""Part of the grace period during which even a slow answer keeps its place."""
+"""Fraction of the grace period during which even a slow answer keeps its place."""
 _AS_FAST: Final = 4
 """An answer that is slower than the fastest by at most this factor gives way only once."""
 
@@ -94,11 +94,11 @@ class Places:
             turn.set_result(None)
 
     def _rate(self, body: Body) -> float:
-        """Return the bytes per second; short intervals count as a minimum."""
+        """Return the bytes per second; short intervals are rounded up to a minimum."""
         return len(body.content) / max(asyncio.get_running_loop().time() - body.began, self._undisturbed)
 
     def _displace(self) -> None:
-        """Cut off the slowest answer, which is sent again later; a fast enough one gives way only once."""
+        """Cut off the slowest answer, which its client sends again; a fast enough one gives way only once."""
         latest = asyncio.get_running_loop().time() - self._undisturbed
         slow = [
             body

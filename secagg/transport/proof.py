@@ -2,10 +2,9 @@
 
     Authorization: Secagg <client>:<130 hexadecimal digits>
 
-A client with a certified key signs the session's description, as it was shown to it, and the newest form of messages
-that it speaks. No one else can, and no session with another description accepts the proof.
-Without keys, a name belongs to the first client that claims it: this is sound only among clients that mutual TLS has
-authenticated.
+A client with a certified key signs the session's description as the server showed it, and the newest message form that
+the client supports. Nobody else can make this proof, and a session with another description refuses it. Without keys, a
+name belongs to the first client that claims it. This is only sound among clients that mutual TLS has authenticated.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .tls import is_loopback
 
 SCHEME: Final = "Secagg"
 PROOF_BYTES: Final = 1 + SIGNATURE_BYTES
-"""The newest form that the client speaks, and a signature."""
+"""The newest form that the client supports, and a signature."""
 _HEADER: Final = re.compile(rf"{SCHEME} (0|[1-9][0-9]{{0,19}}):([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,256}", re.ASCII)
 _IDS: Final = 1 << 64
@@ -42,11 +41,11 @@ class Prover(Confined):
     """Prover of a client's name in a session."""
 
     def __init__(self, client: ClientId, coins: Coins, signing_key: SigningKey | None = None) -> None:
-        """Prove a name with a key or, without one, with bytes that are drawn for each session and claim the name."""
+        """Prove a name with a key; without one, claim it with bytes drawn for each session."""
         self.client, self._coins, self._key = client, coins, signing_key
 
     def proof(self, shown: bytes) -> bytes:
-        """Return the proof for a session that was described so; without a key, a different one each time."""
+        """Return the proof for a session with this description; without a key, a different one each time."""
         if self._key is None:
             return bytes([FORM]) + bytes(self._coins.draw(SIGNATURE_BYTES))
         return bytes([FORM]) + self._key.sign(Label.HTTP_PROOF, shown, self.client.encode(), bytes([FORM]))
@@ -69,7 +68,7 @@ def read_header(text: str) -> tuple[ClientId, bytes] | None:
 
 
 class Admission(Protocol):
-    """Checker of proofs for a server, used in one thread; by default it has neither claims nor seats."""
+    """Checks proofs for a server, in one thread; by default it has neither claims nor seats."""
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         """Whether this is the client's proof for the session."""
@@ -96,7 +95,9 @@ class Operators:
     def __init__(self, token: str | None = None, *, is_behind_proxy: bool = False) -> None:
         """Use a token, if given; behind a proxy every request comes from this machine, so a token is needed."""
         if token is not None and not _TOKEN.fullmatch(token):
-            raise InvalidParameters("a token has 16 or more letters, digits or -._~+/; draw one: openssl rand -hex 32")
+            raise InvalidParameters(
+                "a token must have at least 16 letters, digits or -._~+/; draw one: openssl rand -hex 32"
+            )
         self.has_token = token is not None
         self._token, self._is_near_enough = f"Bearer {token}".encode(), not (self.has_token or is_behind_proxy)
 
@@ -117,7 +118,7 @@ class Certified(Admission):
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         good = self._good.get(client)
         if good is not None and good[0] == shown and compare_digest(good[1], proof):
-            return True  # Another one may be valid too: that of a client whose newest form has changed.
+            return True  # Another proof may be valid too, if the client's newest form has changed.
         try:
             identity: VerifiedIdentity = self._authority.verify(self._certificates[client])
             form, signature = proof[:1], proof[1:]
@@ -129,7 +130,7 @@ class Certified(Admission):
 
 
 class FirstCome:
-    """Admission of the first request under a name in a session, and then only of the same proof."""
+    """Admission of the first proof for each name in a session."""
 
     def __init__(
         self, invited: Collection[ClientId] | None = None, shown: bytes = b"", known: Mapping[ClientId, bytes] = _NONE
@@ -176,7 +177,7 @@ class FirstCome:
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:
-        """Iterate over the names once, so that a crowd that asks for seats costs at most that."""
+        """Iterate over the names only once, however many requests ask for seats."""
         yield from sorted(self._invited or ())
 
     def _begin(self, shown: bytes) -> None:

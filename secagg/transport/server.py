@@ -1,4 +1,4 @@
-"""HTTP server: requests, their authentication, and the sessions of tasks, each one after another.
+"""HTTP server: authenticates requests, and runs each task's sessions one after another.
 
 With ``server = SumServer()``, ``async with listening(server.app, "127.0.0.1", 8750):`` opens a port, and
 ``released = await server.run(session, server.description(subject, "pairwise"))`` holds a session. A ``Front`` serves
@@ -38,7 +38,7 @@ try:
     from starlette.routing import Route
 except ImportError as error:
     raise InvalidParameters(
-        "a server of sums over HTTP needs starlette and uvicorn; pip install '.[http]' in a checkout"
+        "a server of sums over HTTP needs starlette and uvicorn; run pip install '.[http]' in a checkout"
     ) from error
 
 _REMEMBERED: Final = 64
@@ -51,18 +51,20 @@ _FORWARDING: Final = frozenset(
 _STUCK_SECONDS: Final = 10.0
 _STRANGER: Final = Verdict(
     Answer.STRANGER,
-    "authentication failed: this client's key is not on the session's roster (where clients have keys, --identity "
-    "names one), or its number is not invited, or taken by another client",
+    "authentication failed: this client's key is not on the session's roster (if clients have keys, name yours "
+    "with --identity), or its number is not invited, or another client has it",
 )
-_STARTING: Final = Verdict(Answer.STOPPING, "the server listens and holds no session yet; ask again")
-_FINISHED: Final = Verdict(Answer.OUT, "the server holds no further session of this task; ask its operator")
-_WRONG: Final = Verdict(Answer.WRONG, "the server does not know this request; both ends need one version of secagg")
+_STARTING: Final = Verdict(Answer.STOPPING, "the server has no session yet; ask again")
+_FINISHED: Final = Verdict(Answer.OUT, "the server runs no further session of this task; ask its operator")
+_WRONG: Final = Verdict(
+    Answer.WRONG, "the server does not know this request; server and client need the same version of secagg"
+)
 _NO_SEAT: Final = Verdict(
-    Answer.OUT, "every seat of this sum is taken, or its clients have keys; wait for the next one"
+    Answer.OUT, "all seats of this sum are taken, or its clients need keys; wait for the next one"
 )
 _NO_OPERATOR: Final = Verdict(
     Answer.STRANGER,
-    "this is for the server's machine, or for the token of --metrics-token: Authorization: Bearer TOKEN",
+    "this is only available on the server's machine, or with the token of --metrics-token: Authorization: Bearer TOKEN",
 )
 _PROOF_DIGITS: Final = 2 * PROOF_BYTES
 _PROOF: Final = re.compile(rb"[0-9a-f]{%d}" % _PROOF_DIGITS)
@@ -70,7 +72,7 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class SumServer:
-    """Server of one task's sessions, one after another; ``app`` is an ASGI application."""
+    """Runs one task's sessions, one after another; ``app`` is an ASGI application."""
 
     def __init__(  # noqa: PLR0913 -- all have defaults
         self,
@@ -95,12 +97,12 @@ class SumServer:
         self.task, self.limits, self.metrics = task, limits or WireLimits(), metrics or counters()
         self._admission, self._store, self._coins = admission or FirstCome(), store, coins or SystemCoins()
         self.current: Conductor | None = None
-        """The session that is running, or was last."""
+        """The running session, or the last one."""
         self._news = asyncio.Event()
         self._closing: Verdict | None = None
         """Why there is no further session."""
         self._asking = dict[asyncio.Timeout, None]()
-        """Requests that wait for a session, in order of arrival; none has proved a name."""
+        """Unauthenticated requests that wait for a session, in order of arrival."""
         self._strange = ""
         self._past = dict[str, Verdict]()
         self._members = dict[str, dict[ClientId, bytes]]()
@@ -183,13 +185,13 @@ class SumServer:
                 await asyncio.to_thread(self._store.erase)
 
     def finish(self, why: Verdict = _FINISHED) -> None:
-        """Hold no further session: clients that wait for one learn why; those of the last one still get its outcome."""
+        """Run no further session: waiting clients learn why; clients of the last one still get its outcome."""
         self._closing = why
         for wait in tuple(self._asking):
             cut_short(wait)
 
     def nearness(self, name: str) -> int:
-        """Return 3 if a session is running here, or did; 2 if it may begin here; 1 if others did."""
+        """Return 3 if the session runs or ran here; 2 if it may begin here; 1 if other sessions did."""
         if self.current is None:
             return 3 if name in self._past else 2 * (self._closing is None)
         return 3 if name in self._past or name == self.current.description.session else 1
@@ -211,7 +213,7 @@ class SumServer:
     # --- Requests -----------------------------------------------------------------------------------------------------
 
     async def describe(self, request: Request) -> Response:
-        """Return the session's description; waits for a session other than the one named in ``after``."""
+        """Return the session's description; wait for a session other than the one named in ``after``."""
         after = request.query_params.get("after", "")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.poll) as wait:
@@ -220,8 +222,8 @@ class SumServer:
                         return _response(self._closing)
                     self._asking[wait] = None
                     if len(self._asking) > max(1, self.limits.connections // 2):
-                        # These requests have proved no name yet, so long waits must not take connections from those
-                        # that have.
+                        # These requests are not authenticated yet, so their waits must not take connections from others
+                        # that are.
                         oldest = next(iter(self._asking))
                         del self._asking[oldest]
                         cut_short(oldest)
@@ -236,7 +238,7 @@ class SumServer:
         return self.current if self.current is not None and self.current.is_running else None
 
     async def message(self, request: Request) -> Response:
-        """Return the open stage's message for a client; waits for the next stage."""
+        """Return the open stage's message for a client, or wait for the next stage."""
         found = self._admitted(request)
         if isinstance(found, Verdict):
             return self._told_of(request, found)
@@ -248,7 +250,7 @@ class SumServer:
         return Response(message, media_type="application/octet-stream", headers=headers)
 
     async def answer(self, request: Request) -> Response:
-        """Take a client's answer to a stage."""
+        """Accept a client's answer to a stage."""
         stage, headers = request.path_params["stage"], request.headers
         found = self._admitted(request)
         if isinstance(found, Verdict):
@@ -258,12 +260,12 @@ class SumServer:
         if not _STAGE.fullmatch(stage) or (length is not None and not _LENGTH.fullmatch(length)):
             return _response(_WRONG)
         if headers.get("content-encoding", "identity") != "identity":
-            return _response(Verdict(Answer.ENCODED, "answers are sent as they are, without a content encoding"))
+            return _response(Verdict(Answer.ENCODED, "send answers without a content encoding"))
         try:
             declared = None if length is None else int(length)
             return self._told_of(request, await conductor.answer(client, int(stage), declared, _body(request)))
         except ClientDisconnect:
-            return _response(Verdict(Answer.SLOW, "the answer did not arrive whole"))
+            return _response(Verdict(Answer.SLOW, "the answer arrived incomplete"))
 
     async def leave(self, request: Request) -> Response:
         """Let a client leave."""
@@ -294,7 +296,7 @@ class SumServer:
                     if len(proof) > _PROOF_DIGITS:
                         return _response(_WRONG)
         except (TimeoutError, ClientDisconnect):
-            return _response(Verdict(Answer.SLOW, "the request did not arrive whole"))
+            return _response(Verdict(Answer.SLOW, "the request arrived incomplete"))
         if not _PROOF.fullmatch(proof):
             return _response(_WRONG)
         if (conductor := self.current) is None:
@@ -336,10 +338,10 @@ class SumServer:
 
 
 class Front:
-    """HTTP of the servers of one or several tasks: each request goes to one of them; operators see all."""
+    """HTTP front of one or several tasks: passes each request to its task's server; operators see all tasks."""
 
     def __init__(self, servers: Sequence[SumServer], operators: Operators | None = None) -> None:
-        """Serve tasks whose names differ."""
+        """Serve tasks; their names must differ."""
         self._servers, self._operators = servers, operators or Operators()
         session = "/v1/sessions/{name}"
         self.app = Starlette(
@@ -361,7 +363,7 @@ class Front:
     def _of(
         self, answer: Callable[[SumServer, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint of sessions: the server that knows one answers, or one whose session is yet to come."""
+        """Return an endpoint of sessions; the server that knows the session answers, or one that may still start it."""
 
         async def answered(request: Request) -> Response:
             name = request.path_params["name"]
@@ -382,7 +384,7 @@ class Front:
     def _misnamed(self, request: Request, held: str = "no task of this name") -> Response:
         known = ", ".join(repr(each.task) for each in self._servers)
         is_told = self._is_operators(request)
-        said = f"this server has {held}; name one with --task: "
+        said = f"this server has {held}; choose a task with --task: "
         return _response(Verdict(Answer.OUT, said + (known if is_told else "its operator knows their names")))
 
     async def _health(self, request: Request) -> Response:
@@ -390,7 +392,7 @@ class Front:
         if not (asked := self._asked(request)):
             return self._misnamed(request)
         if (seconds := max(each.disk_seconds for each in asked)) >= _STUCK_SECONDS:
-            return Response(f"no disk takes what is written, for {seconds:.0f} s\n", 503, _HEADERS, _PLAIN)
+            return Response(f"a disk has accepted no write for {seconds:.0f} s\n", 503, _HEADERS, _PLAIN)
         running = [each.current for each in asked if each.current is not None and each.current.is_running]
         state = ", ".join(f"stage {each.exchange.number}" for each in running) or "idle"
         return Response(f"{state}\n", media_type=_PLAIN, headers=_HEADERS)
@@ -425,7 +427,7 @@ class Front:
 
     def _is_operators(self, request: Request) -> bool:
         host = "" if request.client is None else request.client.host
-        # An undeclared proxy also runs on this machine; nginx uses HTTP/1.0 by default.
+        # A proxy that was not declared also runs on this machine; nginx uses HTTP/1.0 by default.
         if request.scope.get("http_version") == "1.0" or not _FORWARDING.isdisjoint(request.headers.keys()):
             host = ""
         return self._operators.admits(host, request.headers.get("authorization", ""))

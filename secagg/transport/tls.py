@@ -47,7 +47,7 @@ class ServerTls:
 
 
 def client_context(server: Path | None = None, own: Credentials | None = None) -> ssl.SSLContext:
-    """Return the context of a client; ``server`` is its certificate or its issuer's, else the system's issuers."""
+    """Return a client's context; ``server`` is the certificate of the server or its issuer (default: the system's)."""
     context = _context(own, is_server=False)
     if server is None:
         context.load_default_certs()
@@ -73,14 +73,14 @@ def _context(own: Credentials | None, *, is_server: bool) -> ssl.SSLContext:
             context.load_cert_chain(own.certificate, own.key)
         except (OSError, ssl.SSLError) as error:
             raise InvalidParameters(
-                f"{own.certificate} and {own.key} are not a certificate with its private key ({error})"
+                f"{own.certificate} and {own.key} are not a certificate and its private key ({error})"
             ) from None
     return context
 
 
 def _require_there(*paths: Path) -> None:
     if missing := [path for path in paths if not path.exists()]:
-        raise InvalidParameters(f"there is no file {missing[0]}; name the PEM file of TLS")
+        raise InvalidParameters(f"there is no file {missing[0]}; give the path of a PEM file")
 
 
 def _trust(context: ssl.SSLContext, path: Path) -> None:
@@ -88,6 +88,6 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidParameters(f"{path} holds no usable certificates ({error})") from None
-    # A named certificate is trusted as it is, whatever its issuer.
+        raise InvalidParameters(f"{path} contains no usable certificates ({error})") from None
+    # A named certificate is trusted directly, whatever its issuer.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -120,15 +120,15 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for option in (("--server-cert", "none.pem"), ("--cert", str(own.certificate), "--key", "none.pem")):
         assert "there is no file none.pem" in refusal(capsys, "contribute", "https://localhost:1", *client[2:], *option)
     for option in (("--server-cert", str(own.certificate)), ("--cert", str(own.certificate), "--key", str(own.key))):
-        assert "has no TLS" in refusal(capsys, "contribute", URL, *client[2:], *option)
+        assert "does not use TLS" in refusal(capsys, "contribute", URL, *client[2:], *option)
     for place in ("http://[::1", "http://\udcff", "http://127.0.0.1:x"):
-        assert "not an address of a server" in refusal(capsys, "contribute", place, *client[2:])
+        assert "not a server address" in refusal(capsys, "contribute", place, *client[2:])
     assert "positive" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "nan")
     assert "in the clear" in refusal(capsys, *client)
     for place, meant in (("localhost:8750", "http://localhost:8750"), ("sums.example", "https://sums.example")):
-        assert f"; name {meant}\n" in refusal(capsys, "contribute", place, *client[2:])
+        assert f"; use {meant}\n" in refusal(capsys, "contribute", place, *client[2:])
     for place in ("htp://127.0.0.1:1", "http://"):
-        assert "is not an address of a server" in refusal(capsys, "contribute", place, *client[2:])
+        assert "is not a server address" in refusal(capsys, "contribute", place, *client[2:])
     client_is = ("contribute", URL, "--update", update, *state, "--identity")
     make_identities(tmp_path / "keys", [ClientId(0)], SystemCoins())
     for name, said in (
@@ -147,7 +147,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         "ftp://127.0.0.1:8750",
         "http://127.0.0.1:8750?x=1",
     ):
-        assert "name https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
+        assert "use https://HOST:PORT" in refusal(capsys, "contribute", place, *client[2:])
     assert "is lost" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "0")
 
 

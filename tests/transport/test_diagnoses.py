@@ -29,15 +29,15 @@ FLOWER = ("the strategy", "SuperNode", "min_train_nodes", "secagg-r", "nodes of 
 MISTAKES: dict[str, tuple[str, str]] = {
     "a client without a key at a server of clients with keys": (
         "contribute {plain} --update {update} --client 1 --state {folder}/s",
-        "authentication failed: this client's key is not on the session's roster (where clients have keys, --identity",
+        "authentication failed: this client's key is not on the session's roster (if clients have keys",
     ),
     "https:// to a server without TLS": (
         "contribute {tls} --update {update} --client 1 --state {folder}/s",
-        "does not speak TLS; name an http:// address where it is on this machine, or start it with --cert and --key",
+        "does not use TLS; if it runs on this machine, use an http:// address",
     ),
     "an address without a scheme": (
         "contribute localhost:8750 --update {update} --client 1 --state {folder}/s",
-        "localhost:8750 says neither http:// nor https://; name http://localhost:8750",
+        "localhost:8750 has neither http:// nor https://; use http://localhost:8750",
     ),
     "the key file is not there": (
         "contribute {plain} --update {update} --identity {folder}/none.key --state {folder}/s",

@@ -458,7 +458,7 @@ async def test_a_client_that_is_told_to_wait_is_patient() -> None:
 
 @pytest.mark.parametrize("url", ["https://me:word@sums.example", "https://sums.example?a=b", "https://me@sums.example"])
 def test_an_address_holds_no_password(url: str) -> None:
-    with pytest.raises(InvalidParameters, match="neither a password nor a query") as caught:
+    with pytest.raises(InvalidParameters, match="no password and no query") as caught:
         asyncio.run(part(url))
     assert "word@" not in str(caught.value)
 

@@ -219,7 +219,7 @@ async def test_a_disk_that_takes_nothing_is_seen_from_outside(
             while (health := await http.get("/health")).status_code == 200:
                 await asyncio.wait([running], timeout=0.01)
         assert health.status_code == 503
-        assert "no disk takes what is written" in health.text
+        assert "a disk has accepted no write" in health.text
         assert (await http.get("/ready")).status_code == 503
         [line] = [line for line in (await http.get("/metrics")).text.splitlines() if line.startswith("secagg_disk")]
         assert float(line.split()[-1]) > 0.2

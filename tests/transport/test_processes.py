@@ -292,7 +292,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     held.wait_for("stored 0")
     held.go_on()
     for client in (*first, held):
-        client.wait_for("the server knows no such session")
+        client.wait_for("the server does not know this session")
         assert client.ended() == 1
     # Theirs are spent, and this one's process cannot know whether it arrived.
     again = town.contribute(4, *SIMULATED)
@@ -376,7 +376,7 @@ def test_a_renewed_certificate_is_taken_within_a_session(town: Town, tmp_path: P
     for half in ((new[0], old[1]), (old[0], new[1]), (new[0][:99], new[1]), (new[0], new[1][:99]), (b"", new[1])):
         write(*half)
         server.hang_up()
-        assert "are not a certificate with its private key" in server.wait_for("certificate not renewed")
+        assert "are not a certificate and its private key" in server.wait_for("certificate not renewed")
         assert shown() == PEM_cert_to_DER_cert(old[0].decode().strip())
     write(*new)
     server.hang_up()

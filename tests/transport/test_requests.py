@@ -407,12 +407,12 @@ async def test_only_the_methods_that_there_are() -> None:
             "compressed",
         ),
         (200, {"secagg-stage": "0"}, bytes(3000), MalformedMessage, "at most 2000 bytes"),
-        (200, {"secagg-stage": "\xb2"}, b"x", MalformedMessage, "names no stage"),
-        (200, {"secagg-stage": "-1"}, b"x", MalformedMessage, "names no stage"),
+        (200, {"secagg-stage": "\xb2"}, b"x", MalformedMessage, "does not name its stage"),
+        (200, {"secagg-stage": "-1"}, b"x", MalformedMessage, "does not name its stage"),
         (200, {"secagg-stage": "0"}, b"x", PeerError, "."),
         (302, {"location": "http://elsewhere/"}, b"", Refused, "302"),
         (418, {}, b"\x1b[2J a teapot", Refused, r"client: \[2J a teapot"),
-        (404, {}, b"Not Found", Refused, "no sums under this address; name https://HOST:PORT"),
+        (404, {}, b"Not Found", Refused, "no sums at this address; use https://HOST:PORT"),
     ],
 )
 async def test_a_client_is_not_led_on(

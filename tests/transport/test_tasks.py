@@ -408,7 +408,7 @@ GOOD = "[heights]\nvalues = 4\nclip = 1\nclients = 5\nout = 'one.npy'\n"
         ("heights = 3", (), "has a table for each task, [NAME]"),
         ("", (), "has a table for each task, [NAME]"),
         ("['']\nvalues = 3", (), "has a table for each task, [NAME]"),
-        (GOOD.replace("heights", '"a\\nb"'), (), "leave control characters out"),
+        (GOOD.replace("heights", '"a\\nb"'), (), "no control characters"),
         ("[heights", (), "is not a file of TOML"),
         (GOOD + "colour = 'red'", (), "tasks.toml, [heights]: there is no --colour"),
         (GOOD + "listen = '127.0.0.1:1'", (), "[heights]: --listen is for all tasks; give it to the command"),
@@ -550,7 +550,7 @@ def test_two_tasks_of_one_process_that_is_killed_in_between(town: Town) -> None:
     assert "no further session of this task" in refused.text
     strange = contributed(town, "incomes", 0, as_of=ONE)
     assert strange.ended() == 2
-    assert f"no task of this name; name one with --task: {ONE!r}, {TWO!r}" in strange.text
+    assert f"no task of this name; choose a task with --task: {ONE!r}, {TWO!r}" in strange.text
     foreign = contributed(town, TWO, 3, as_of=ONE)
     assert foreign.ended() == 2
     assert "authentication failed" in foreign.text
