@@ -1,4 +1,4 @@
-"""Statistics of the people at SuperNodes: a function of the client app, and one call of the server app.
+"""Statistics of people's data at SuperNodes: one app function for the client, and one call for the server.
 
 app = ClientApp()
 app.query("statistics")(SiteStatistics(site))
@@ -34,14 +34,13 @@ QUERY: Final = "query.statistics"
 
 
 class SiteStatistics:
-    """App function that answers statistics of a node's people, under the policy of app and operator."""
+    """App function that answers statistics queries about a node's people, under the policies of app and operator."""
 
     def __init__(self, site: Callable[[Context], Site], **node: Any) -> None:  # noqa: ANN401 -- of the options' types
         """Set the policy.
 
         Args:
-            site: returns the node's own declaration and functions, for instance from files that its ``node_config``
-            names.
+            site: returns the node's own declaration and functions, for example from files named in its ``node_config``.
             node: options of ``ClientNode``; each declaration is answered once per version of the data.
         """
         self._site = site
@@ -58,7 +57,7 @@ class SiteStatistics:
 
 
 class _StatisticsRound(ClientRound):
-    """One message of a statistics session, which has its update from the start."""
+    """One message of a statistics session, whose update is available from the start."""
 
     def __init__(self, answering: Answering, states: StateDirectory) -> None:
         super().__init__(answering.settings, None, states)
@@ -83,13 +82,13 @@ def ask(  # noqa: PLR0913 -- all but three have defaults
     settings: SecAggSettings | None = None,
     timeout: float | None = None,
 ) -> Results:
-    """Query nodes for statistics, and return the statistics over all of them.
+    """Query nodes, and return the statistics over all of them.
 
     Args:
         context: the server app's; its ``secagg-`` keys are the settings.
         nodes: default: all connected nodes.
         settings: instead of the context's.
-        timeout: seconds for the first stage and for the stage of the cells; None waits for every node.
+        timeout: seconds for the first stage and for the upload stage; None waits for every node.
     Raises:
         SecAggError: nothing is released; the error says why.
     """
@@ -105,4 +104,4 @@ def ask(  # noqa: PLR0913 -- all but three have defaults
 
 def _nothing(message: Message, context: Context) -> Message:
     del message, context
-    raise Misuse("no function of the app is called for statistics")
+    raise Misuse("statistics do not call a function of the app")

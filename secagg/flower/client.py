@@ -1,12 +1,12 @@
-"""Client side: a Flower mod that turns a training's result into protocol messages.
+"""Client side: a Flower mod that replaces a training result with protocol messages.
 
-The user's function trains as usual, and its result never leaves the client: the difference from the received model is
-encoded, weighted, and masked or sealed at once, so that no update is ever stored, and only protocol messages are sent.
+The user's function trains as usual, and its result never leaves the client. The difference from the received model is
+encoded, weighted, and masked or sealed at once. So no update is ever stored, and only protocol messages are sent.
 Between two messages a node's session state is stored sealed.
 
-A mod must not raise: Flower would then discard the state that the mod has just changed, and restore an outdated one. It
-answers with an error that says that the client left, with one of a few codes. It raises only if another session began
-on this node while an app trained, so that Flower discards the older state.
+A mod must not raise: Flower would then discard the state that the mod has just changed, and restore an outdated one.
+Instead it answers with an error, with one of a few codes, that tells the server that the client left. It raises only if
+another session began on this node during training, so that Flower discards the older state.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class SecAggMod:
         """
         self._settings, self._custom = begun_app(node, scheme)
         if enclave_judge is not None and self._settings.enclave_policy is not None:
-            raise InvalidParameters("enclave_judge and enclave_policy both judge an enclave's evidence; give one")
+            raise InvalidParameters("enclave_judge and enclave_policy both judge an enclave's evidence; give only one")
         self._judge = enclave_judge
         self._folder = None if state_directory is None else Path(state_directory)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a protocol message, and train if it brings a model; refuse other messages if so required."""
+        """Answer a protocol message, and train if it contains a model; the policy may refuse other messages."""
         # A value of the wrong type is refused with the other options.
         is_required = self._settings.required or context.node_config.get(PREFIX + REQUIRED, False) is not False
         if not is_required and not _is_ours(message):
@@ -102,7 +102,7 @@ class SupersededError(RuntimeError):
     """Training outlived its session; Flower's state for it is older than the node's."""
 
     def __init__(self) -> None:
-        super().__init__("this node has begun another session since; what was trained for this one is dropped")
+        super().__init__("this node has begun another session since; this session's training result is dropped")
 
 
 class ClientRound:
@@ -119,7 +119,7 @@ class ClientRound:
         self._settings, self._judge, self._states = settings, judge, states
 
     def answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Start a session, or resume the suspended one; if this raises, ``forget`` its state."""
+        """Start a session, or resume the suspended one; if this raises, call ``forget``."""
         if RECORD not in message.content.config_records:
             raise InvalidParameters(
                 f"the server of run {context.run_id} asks for {message.metadata.message_type!r} in the clear; wrap its "
@@ -131,7 +131,7 @@ class ClientRound:
         state: OpenState | None = None
         suspended: Secret | None = None
         if terms is not None:
-            # A session that was never finished ends as another one begins.
+            # A new session ends an unfinished earlier one.
             forget(context, self._states)
             self._newest(context).write_bytes(terms.digest)
         else:
@@ -177,7 +177,7 @@ class ClientRound:
         terms: Terms,
         suspended: Secret | None,
     ) -> tuple[ClientSession, NodeRound]:
-        """Join the session of these terms; the session refuses anything that differs from them."""
+        """Join the session with these terms; it refuses anything that differs from them."""
         node = Node(
             settings=self._settings,
             config=context.node_config,
@@ -200,7 +200,7 @@ class ClientRound:
     def _update(
         self, message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound, *, is_new: bool
     ) -> tuple[bytes | None, LazyUpdate | None]:
-        """Return the update, with the digest of its model; None if the message brings no model."""
+        """Return the update and the digest of its model; None if the message contains no model."""
         del is_new
         if all(name == LARGE_RECORD for name in message.content.array_records):
             return None, None
@@ -211,7 +211,7 @@ class ClientRound:
 def answered(
     message: Message, context: Context, folder: Path | None, answer: Callable[[StateDirectory], Message]
 ) -> Message:
-    """Return an answer, or the error by which a client leaves; ``folder`` has the keys to sealed states."""
+    """Return an answer, or an error if the client leaves; ``folder`` has the keys to sealed states."""
     states: StateDirectory | None = None
     try:
         states = StateDirectory(folder, coins=SystemCoins())
@@ -241,7 +241,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
         raise Misuse(
-            "there is no session to resume: this client did not begin it, or has left it",
+            "there is no session to resume: this client has not begun it, or has left it",
             reason=Reason.ALREADY_SPENT,
         )
     context.state[STATE_RECORD] = ConfigRecord()
@@ -249,7 +249,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
 
 
 def training_of(message: Message, context: Context, call_next: ClientAppCallable, begun: NodeRound) -> Training:
-    """Remove the protocol's records from a message; the rest belongs to the app."""
+    """Remove the protocol's records from a message; the app gets the rest."""
     told = record_in(message.content)
     for name in (RECORD, LARGE_RECORD):
         if name in message.content:
@@ -257,7 +257,7 @@ def training_of(message: Message, context: Context, call_next: ClientAppCallable
     records = message.content.array_records
     if len(records) != 1:
         raise InvalidParameters(
-            f"the message has {len(records)} array records, but one model is trained; send only the model"
+            f"the message has {len(records)} array records, but must have one, the model; send only the model"
         )
     ((key, record),) = records.items()
     held = _held_arrays(told, record, begun, context) if is_told(told) else {}
@@ -295,24 +295,24 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable) -
 
 LARGE_RECORD: Final = "secagg.large"
 LEFT_RECORD: Final = "secagg.left"
-"""Record in the reply to the strategy: messages of each stage of the round, and why clients left."""
+"""Record in the reply to the strategy: the messages of each stage, and why clients left."""
 LEGACY_ARRAYS: Final = "fitins.parameters"
 MOD_FAILED: Final = 6
 """Flower's code for a mod that refuses a message."""
 APP_FAILED: Final = 2
-"""Flower's code for an app that raised an error, as one without the mod does if it looks for a model."""
+"""Flower's code for an app that raised an error, as an app without the mod does if it looks for a model."""
 _LEFT: Final = "secagg: this client left the round; code: "
 _LARGE_BYTES: Final = 1 << 20
-"""A longer message is sent as an array, which Flower splits into pieces."""
+"""Longer messages are sent as an array, which Flower splits into pieces."""
 
 
 def refusal(message: Message, error: Exception) -> Message:
-    """Return the reply by which a client leaves: an error with one of a few codes."""
+    """Return the reply of a client that leaves: an error with one of a few codes."""
     return Message(Error(MOD_FAILED, _LEFT + code_of(error)), reply_to=message)
 
 
 def code_in(reply: Message) -> Left:
-    """Return the code of a client that left; any other reply maps to the last code, or to that of a failed app."""
+    """Return the code of a client that left; map other replies to the last code, or to that of a failed app."""
     if reply.error.code == APP_FAILED:
         return Left.FOREIGN
     return code_said(str(reply.error.reason or "").removeprefix(_LEFT))
@@ -355,7 +355,7 @@ def emptied(model: Mapping[str, npt.NDArray[Any]], names: Collection[str]) -> Ar
 
 
 def scalar_in(content: RecordDict, name: str) -> float | int | None:
-    """Return a number that training reported, in metrics or, as legacy clients do, in a config record."""
+    """Return a number that training reported in metrics or, for legacy clients, in a config record."""
     records: list[Mapping[str, object]] = [*content.metric_records.values(), *content.config_records.values()]
     for record in records:
         value = record.get(name)

@@ -1,7 +1,7 @@
 """Server side: a grid that turns a strategy's training messages into one session, and answers with the mean.
 
 ``strategy.start(grid=SecAggGrid(grid, context), ...)``. The strategy gets one reply: the resulting model, the means of
-the metrics, and the sum of the examples. Averaging over the replies is therefore exact. The config record
+the metrics, and the total number of examples. Averaging over this reply is therefore exact. The config record
 ``secagg.left`` in that reply counts the messages of each stage and says why clients left. Evaluation is summed in the
 same way if ``secagg-evaluation-metrics`` names metrics; everything else passes to the inner grid.
 
@@ -47,7 +47,7 @@ from .strategy_results import StrategyResults
 _SHORTEST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _PAUSE_SHARE: Final = 1 / 32
-"""Answers are polled so often that none waits longer than this share of the stage's time so far."""
+"""Polling interval, as a fraction of the stage's time so far."""
 
 
 class GridRound(ServerRound[int]):
@@ -58,7 +58,7 @@ class GridRound(ServerRound[int]):
     """
 
     own_timeout = "timeout= of strategy.start or of this call"
-    if_foreign = "does the app of the clients have ClientApp(mods=[SecAggMod()])?"
+    if_foreign = "does the client app use ClientApp(mods=[SecAggMod()])?"
 
     def __init__(self, task: RoundTask, grid: Grid, invited: Sequence[Message], timeout: float | None) -> None:
         """Create a round; run it once.
@@ -110,7 +110,7 @@ class GridRound(ServerRound[int]):
             time.sleep(min(pause, _LONGEST_PAUSE, seconds))
         self._has_looked = True
         for reply in list(self._grid.pull_messages({*self._asked})):
-            # Flower's SuperLink answers in its own name for a node that is gone.
+            # Flower's SuperLink itself answers for a node that is gone.
             node = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 yield node, partial(self._read, reply, node)
@@ -120,11 +120,11 @@ class GridRound(ServerRound[int]):
             self.failures.append(reply)
             return code_in(reply)
         if (sender := reply.metadata.src_node_id) != node:
-            raise not_eligible(f"node {sender}", "was not asked; a node answers for itself alone")
+            raise not_eligible(f"node {sender}", "was not asked; a node can only answer for itself")
         if not record_in(reply.content):
             return Left.FOREIGN
         answer = Answer.of(record_in(reply.content))
-        # Nothing that the node sent goes to the strategy.
+        # Do not pass anything from this node to the strategy.
         reply.content = RecordDict()
         self._carrier = reply
         return answer
@@ -133,7 +133,7 @@ class GridRound(ServerRound[int]):
 # --- The grid ---------------------------------------------------------------------------------------------------------
 
 _ROUNDS, _COUNTING = dict[int, int](), Lock()
-"""Number of rounds of each run here; clients refuse repeated numbers, so a run's grids share a counter."""
+"""Number of rounds per run in this process; clients refuse repeated numbers, so all grids of a run share it."""
 
 
 def next_round(run: int) -> int:
@@ -144,13 +144,13 @@ def next_round(run: int) -> int:
 
 
 def turn_in(message: Message, turns: int) -> int:
-    """Return the strategy's round number, counted from 0, as clients find it in the message: ``server-round`` - 1."""
+    """Return the round number from 0, as clients read it in the strategy's message: ``server-round`` - 1."""
     found = [record.get("server-round") for record in message.content.config_records.values()]
     numbers = [number - 1 for number in found if type(number) is int and number > 0]
     if turns > 1 and not numbers:
         raise InvalidParameters(
-            "secagg-tensors has turns, and the strategy's messages have no server-round by which clients know theirs; "
-            "take a strategy of flwr.serverapp, or tensors without a semicolon"
+            "secagg-tensors has turns, which clients take by server-round, but the strategy's messages have none; "
+            "use a strategy of flwr.serverapp, or tensors without a semicolon"
         )
     return numbers[0] if numbers else 0
 
@@ -176,7 +176,7 @@ class SecAggGrid(Grid):
         write_where_flower_does()
         self.settings = settings or SecAggSettings.from_run_config(context.run_config if context else {})
         self.stages = list[tuple[str, StageCount]]()
-        """Messages and departures of the last round, per stage."""
+        """Number of messages and of clients that left in the last round, per stage."""
         self._inner = grid
         self._strategy = strategy
         self._rounds = Rounds(self.settings)
@@ -190,7 +190,8 @@ class SecAggGrid(Grid):
         """Run a session for training messages; pass others to the inner grid.
 
         Raises:
-            SecAggError: the round failed; the run ends with an error instead of continuing with an untrained model.
+            SecAggError: the round failed; the error ends the run, which would otherwise continue with an untrained
+                model.
         """
         listed = list(messages)
         kinds = {message.metadata.message_type for message in listed}
@@ -198,8 +199,9 @@ class SecAggGrid(Grid):
         is_training = MessageType.TRAIN in families
         if MessageType.EVALUATE in families and not self.settings.evaluated_names:
             self._rounds.say_once(
-                "evaluation is not aggregated securely: what @app.evaluate returns, metrics and numbers of examples, "
-                "is seen client by client; name metrics in secagg-evaluation-metrics, or use fraction_evaluate=0.0"
+                "evaluation is not aggregated securely: the server sees each client's metrics and number of "
+                "examples from @app.evaluate; name metrics in secagg-evaluation-metrics, or use "
+                "fraction_evaluate=0.0"
             )
         elif MessageType.EVALUATE in families:
             is_training = True
@@ -213,7 +215,7 @@ class SecAggGrid(Grid):
         strategy = self._strategy or calling_strategy()
         if strategy is not None:
             self._require_sum_suffices(strategy)
-        # A legacy strategy is called by its workflow, which skips the round itself.
+        # A legacy strategy's workflow skips the round itself.
         if strategy is None or not hasattr(strategy, "aggregate_train"):
             return self._replies(messages, timeout, strategy, is_evaluation=is_evaluation)
         if self._results is None or self._results.strategy is not strategy:
@@ -230,15 +232,15 @@ class SecAggGrid(Grid):
     def _replies(
         self, messages: list[Message], timeout: float | None, strategy: object | None, *, is_evaluation: bool
     ) -> list[Message]:
-        """Return the strategy's replies of a round, or raise the reason why it failed."""
+        """Return the strategy's replies of a round, or raise the error that made it fail."""
         key, sent = self._common_model(messages)
         is_legacy = key == LEGACY_ARRAYS
         if is_evaluation and is_legacy:
-            raise Misuse("the legacy API evaluates only in the clear; remove secagg-evaluation-metrics")
+            raise Misuse("the legacy API can only evaluate in the clear; remove secagg-evaluation-metrics")
         weighted_by = "num_examples" if is_legacy else weight_key(strategy)
 
         def carried(model: Arrays) -> tuple[GridRound, Means]:
-            # A client keeps no round of another run, so only rounds of one run are counted together.
+            # A client keeps rounds of one run only, so each run is counted separately.
             run = self._inner.run.run_id
             task = self._rounds.begun(
                 model,
@@ -282,7 +284,7 @@ class SecAggGrid(Grid):
     def _require_sum_suffices(self, strategy: object) -> None:
         require_sum_suffices(strategy, sums_evaluation=bool(self.settings.evaluated_names))
         if found := own_functions(strategy):
-            self._rounds.say_once(f"{', '.join(found)} is given one record, the means of all clients")
+            self._rounds.say_once(f"{', '.join(found)} receives one record, the means of all clients")
 
     @property
     def _task(self) -> str:
@@ -302,7 +304,9 @@ class SecAggGrid(Grid):
         """
         first = messages[0].content
         if any(len(message.content.array_records) != 1 for message in messages):
-            raise InvalidParameters("a training message must hold one array record, the model; the strategy sends more")
+            raise InvalidParameters(
+                "a training message must contain one array record, the model; the strategy sends more"
+            )
         key, record = next(iter(first.array_records.items()))
         read = {name: array.numpy() for name, array in record.items()}
         digest = model_digest(read)
@@ -310,7 +314,8 @@ class SecAggGrid(Grid):
             other = next(iter(message.content.array_records.values()))
             if other is not record and model_digest({n: a.numpy() for n, a in other.items()}) != digest:
                 raise InvalidParameters(
-                    "the strategy sends different models to different clients, whose updates do not add up"
+                    "the strategy sends different models to different clients, so their updates cannot be "
+                    "summed; send one model"
                 )
         before = self._rounds.restored(read, self._task)
         if any(before[name] is not array for name, array in read.items()):
@@ -341,7 +346,7 @@ class SecAggGrid(Grid):
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Pass messages to the inner grid; refuses those whose answers must be summed, not sent in the clear."""
+        """Pass messages to the inner grid; refuse those whose answers must be summed, not sent in the clear."""
         listed = list(messages)
         summed = {MessageType.TRAIN, *([MessageType.EVALUATE] if self.settings.evaluated_names else [])}
         if any(message.metadata.message_type.partition(".")[0] in summed for message in listed):

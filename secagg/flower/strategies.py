@@ -1,4 +1,4 @@
-"""Strategies that work on a sum and those that cannot, how the grid finds its strategy, and its logging."""
+"""Lists strategies that work with only a sum and those that cannot, finds the grid's strategy, and sets up logging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCEPTED: Final = (
     "FedProx",
     "DifferentialPrivacyClientSideFixedClipping",
 )
-"""Strategies that need only the weighted mean of the updates, like subclasses that aggregate in the same way."""
+"""Strategies that only need the weighted mean of the updates; so do subclasses with the same aggregation."""
 
 OPT_IN: Final = "needs_only_the_mean"
 """Attribute that a strategy with custom aggregation sets to True if one reply, the mean of all clients, suffices."""
@@ -48,7 +48,7 @@ REFUSED: Final = {
     "DPFedAvgFixed": "it clips and adds noise client by client",
     "DPFedAvgAdaptive": "it clips and adds noise client by client",
 }
-"""Strategies that need each client's update, which nobody learns, with the reason for the error."""
+"""Strategies that need individual updates, which nobody learns, with the reason for the error."""
 
 _MOST_FRAMES: Final = 12
 _DEPTH: Final = 4
@@ -65,8 +65,8 @@ def require_sum_suffices(strategy: object, *, sums_evaluation: bool = False) -> 
         for name in names:
             if name in REFUSED:
                 raise InvalidParameters(
-                    f"{names[0]} cannot work under secure aggregation: {REFUSED[name]}, and no single update is "
-                    f"visible; use one of {', '.join(ACCEPTED)}"
+                    f"{names[0]} cannot work under secure aggregation: {REFUSED[name]}, and individual updates are "
+                    f"not visible; use one of {', '.join(ACCEPTED)}"
                 )
         if getattr(layer, OPT_IN, False) is True:
             continue
@@ -74,8 +74,8 @@ def require_sum_suffices(strategy: object, *, sums_evaluation: bool = False) -> 
             owner = next((kind for kind in type(layer).__mro__ if method in vars(kind)), None)
             if owner is not None and not owner.__module__.startswith(_FLOWER):
                 raise InvalidParameters(
-                    f"{names[0]} has its own {method} (in {owner.__name__}), which would get one reply, the mean "
-                    f"of all clients, and no single result; if that is enough, set {OPT_IN} = True in the class"
+                    f"{names[0]} has its own {method} (in {owner.__name__}), which would get one reply, the mean of "
+                    f"all clients, and no individual results; if that is enough, set {OPT_IN} = True in the class"
                 )
 
 
@@ -91,8 +91,8 @@ def own_functions(strategy: object) -> list[str]:
 def calling_strategy() -> object | None:
     """Return the calling strategy, if there is one.
 
-    ``Strategy.start`` passes only messages to the grid, not the strategy. So look at the callers' frames. Safe because:
-    the result decides only about a refusal and a metric's name, nothing secret.
+    ``Strategy.start`` passes only messages to the grid, not the strategy, so look at the callers' frames. Safe because:
+    the result only decides about a refusal and a metric's name, nothing secret.
     """
     frame = inspect.currentframe()
     for _ in range(_MOST_FRAMES):

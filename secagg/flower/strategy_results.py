@@ -1,4 +1,4 @@
-"""A strategy's results of secure rounds: integer tensors stay integers, and the result lists skipped rounds."""
+"""A strategy's results of secure rounds: keeps integer tensors as integers, and lists skipped rounds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class StrategyResults:
-    """Wrapper of four methods of one strategy object, which ``Strategy.start`` calls.
+    """Wraps the four methods of one strategy object that ``Strategy.start`` calls.
 
-    ``start`` has no way to skip a round or to end early. So a skipped round aggregates nothing and keeps the model, and
-    after a stop the strategy samples nobody until ``start`` is called again.
+    ``start`` cannot skip a round or end early. So a skipped round aggregates nothing and keeps the model, and after a
+    stop the strategy samples no clients until ``start`` is called again.
     """
 
     def __init__(self, strategy: Any, restored: Callable[[ArrayRecord], ArrayRecord]) -> None:  # noqa: ANN401 -- any
@@ -26,7 +26,7 @@ class StrategyResults:
         self._is_skipped, self._stopped, self._round = False, False, 0
         for name in _METHODS:
             given = getattr(strategy, name)
-            # Wrappers of an earlier grid, whose rounds are over.
+            # Remove the wrappers of an earlier grid, whose rounds are over.
             if isinstance(before := getattr(given, "__self__", None), StrategyResults):
                 given = getattr(before, f"_{name}")
             setattr(self, f"_{name}", given)
@@ -41,7 +41,7 @@ class StrategyResults:
         self._is_skipped = self._stopped = True
 
     def configure_train(self, server_round: int, *args: object, **kwargs: object) -> Iterable[Message]:
-        # A round number that does not increase belongs to another call of ``start``.
+        # If the round number does not increase, ``start`` was called again.
         self._stopped = self._stopped and server_round > self._round
         self._round = server_round
         return [] if self._stopped else self._call("configure_train", server_round, *args, **kwargs)
