@@ -1,4 +1,4 @@
-"""Secure aggregation for NVFlare: one line makes a FedAvg recipe secure; names are imported on first use."""
+"""Secure aggregation for NVFlare: one line makes a FedAvg recipe secure. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of the people at NVFlare's sites: a job of one controller, and a component at each site.
+"""Statistics of people's data at NVFlare sites: a job with one controller, and a component at each site.
 
 A job names the declaration that its server requests. A site's ``local/secagg_statistics.toml`` defines what it answers:
 
@@ -41,7 +41,7 @@ from .controller import SiteRound
 
 SITE_FILE: Final = "secagg_statistics.toml"
 DIRECTORY_VARIABLE: Final = "SECAGG_STATISTICS_DIRECTORY"
-"""Names another folder for that file, with a subfolder for each site on the machine."""
+"""Another folder for that file, with a subfolder for each site on the machine."""
 RESULT: Final = "statistics.json"
 _NONCE_BYTES: Final = 8
 _PARTS: Final = frozenset({"declaration", "data", "version"})
@@ -55,11 +55,11 @@ def statistics_job(
     poll: float = 0.5,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> Recipe:
-    """Return a job that queries all sites once; its server writes ``statistics.json`` into the folder of its run.
+    """Return a job that queries all sites once; its server writes ``statistics.json`` into its run folder.
 
     Args:
         policy: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
-        timeout: seconds for the stage of the cells; 0 waits for all live sites.
+        timeout: seconds for the upload stage; 0 waits for all live sites.
         poll: seconds between a site's requests for a task.
         settings: fields of ``SecAggSettings``, such as ``protocol="one-message"``.
     """
@@ -86,12 +86,12 @@ class StatisticsController(Controller):
         """Do nothing."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the session, and write its results; NVFlare ends the job if this raises."""
+        """Run the session and write its results; NVFlare ends the job if this raises."""
         self.abort_signal, self.fl_ctx = abort_signal, fl_ctx
         declaration, engine = Declaration.of(self.declaration), fl_ctx.get_engine()
         plan, rounds = Plan(declaration), Rounds(settings_of(SecAggSettings(**self.secagg), declaration))
         sites: list[Client] = engine.get_clients()
-        # A repeated job, as in simulations, is another task.
+        # A repeated job, as in simulations, gets another task.
         task = f"{task_of(fl_ctx)} {SystemCoins().draw(_NONCE_BYTES).hex()}"
         session = SiteRound(
             round_of(rounds, plan, clients=len(sites), task=task, number=1),
@@ -111,7 +111,7 @@ class StatisticsController(Controller):
 
 
 class StatisticsClient(SecAggClient):
-    """One site in a job of statistics."""
+    """One site in a statistics job."""
 
     def __init__(self, policy: dict[str, Any] | None = None) -> None:
         super().__init__({"attempts": ONCE.attempts, **(policy or {})})
@@ -124,7 +124,7 @@ class StatisticsClient(SecAggClient):
 
     def _update(self, found: Any) -> tuple[bytes | None, LazyUpdate]:  # noqa: ANN401 -- the client's own session
         if self._answering is None:
-            raise InvalidParameters("the server asks for statistics before it has sent the declaration")
+            raise InvalidParameters("the server requested statistics before it sent the declaration")
         return self._answering.plan.model_digest, self._answering.late_in(found.begun, is_new=True)
 
 
@@ -139,6 +139,8 @@ def _site_of(fl_ctx: FLContext) -> Site:
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{path} defines a site's statistics, but cannot be read ({error})") from None
     if found.keys() != _PARTS or any(type(value) is not str for value in found.values()):
-        raise InvalidParameters(f"{path} has {', '.join(sorted(_PARTS))}, each a text; got {', '.join(sorted(found))}")
+        raise InvalidParameters(
+            f"{path} must set {', '.join(sorted(_PARTS))}, each a string; got {', '.join(sorted(found))}"
+        )
     declaration = Declaration.read(folder / found["declaration"])
     return read_site(declaration, str(folder / found["data"]), found["version"])

@@ -1,7 +1,7 @@
-"""Site side: two filters and an executor, which turn a training's result into protocol messages.
+"""Site side: two filters and an executor that replace a training result with protocol messages.
 
 The recipe's script trains as usual. After all other filters of the site and the job, our filter replaces the result
-with the protocol's message; nothing else of the result leaves. A job's process runs from the first message of a session
+with the protocol's message, so nothing else leaves the site. A job's process runs from the first message of a session
 to the last, so sessions stay in its memory.
 """
 
@@ -49,7 +49,7 @@ COMPONENT: Final = "secagg"
 SITE: Final = "secagg-site"
 """Id of the operator's component in ``privacy.json``; if present, it replaces a job's components."""
 TASK_FILE: Final = "secagg_task"
-"""File in a job's folder at a site: the only task in whose sums the site takes part."""
+"""File in a job's folder at a site: the only task whose sums the site joins."""
 SITE_FILE: Final = "secagg.json"
 """The operator's policy, in the ``local`` folder of the site: the keys of ``secagg.platforms.client_node``."""
 
@@ -69,20 +69,20 @@ class _Open:
     @property
     def due(self) -> Training:
         if self.training is None:
-            raise Misuse("the server asks for an update before it has sent a model")
+            raise Misuse("the server requested an update before it sent a model")
         return self.training
 
     def train(self) -> Trained:
         found, self.result = self.result, None
         if found is None:
-            raise Misuse("an update is needed before training has returned")
+            raise Misuse("the update was requested before training returned")
         if (code := found.get_return_code()) != ReturnCode.OK:
             raise Misuse(f"training failed: {code}")
         return _trained_in(found, self.due.sent)
 
 
 class _LateTraining(LazyUpdate):
-    """Update of a training whose model arrives after its session was joined."""
+    """Update whose model arrives after the site joined the session."""
 
     def __init__(self, found: _Open) -> None:
         charges = found.begun.charges
@@ -130,14 +130,14 @@ class SecAggClient(FLComponent):
             found.session.abort()
 
     def answered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Answer a message of a stage without updates, or raise the reason for leaving, like the next two methods."""
+        """Answer a message of a stage without updates; to leave, raise the reason, as the next two methods do."""
         return self._answer(self._found(shareable, fl_ctx), message_in(shareable.get(RECORD)))
 
     def kept(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Remove the protocol's record from a task for the app, and keep it until training is done."""
+        """Remove the protocol's record from an app's task, and keep it until training is done."""
         if RECORD not in shareable:
             raise InvalidParameters(
-                "the server asks for an update in the clear; its job was not made by secagg.nvflare.secure",
+                "the server requested an update in the clear; make its job with secagg.nvflare.secure",
                 reason=Reason.BELOW_FLOOR,
             )
         found = self._found(shareable, fl_ctx)
@@ -178,12 +178,12 @@ class SecAggClient(FLComponent):
         if terms is None:
             if self._open is None:
                 raise Misuse(
-                    "there is no session to resume: this client did not begin it, or has left it; a simulation "
-                    "needs as many threads as clients",
+                    "there is no session to resume: this client has not begun it, or has left it; a simulation "
+                    "needs one thread per client",
                     reason=Reason.ALREADY_SPENT,
                 )
             return self._open
-        # A session that was never finished ends as another one begins.
+        # A new session ends an unfinished earlier one.
         self.leave()
         begun = self._begun(terms, fl_ctx)
         begun.require_open()
@@ -194,7 +194,7 @@ class SecAggClient(FLComponent):
         return self._node(fl_ctx).begun(terms)
 
     def _update(self, found: _Open) -> tuple[bytes | None, LazyUpdate]:
-        """Return the update, with the digest of its model once that has arrived."""
+        """Return the update and, once the model has arrived, its digest."""
         return found.training.model_digest if found.training else None, _LateTraining(found)
 
     def _node(self, fl_ctx: FLContext) -> Node:
@@ -212,7 +212,7 @@ class SecAggClient(FLComponent):
 
 
 class SecAggFilter(Filter):
-    """Filter on both sides of training: of task data before it, and of task results after it."""
+    """Filter on both sides of training: of task data before it, and of results after it."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if fl_ctx.get_engine().get_component(SITE) is not None:
@@ -240,7 +240,7 @@ def filtered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext) -> S
             raise
     try:
         return client.summed(shareable)
-    except Exception as error:  # noqa: BLE001 -- whatever fails, the result stays here
+    except Exception as error:  # noqa: BLE001 -- on any error, the result stays here
         return left(client, error)
 
 
@@ -248,17 +248,17 @@ def stage_answered(client: SecAggClient, shareable: Shareable, fl_ctx: FLContext
     """Return the answer to a message of a stage without training."""
     try:
         return client.answered(shareable, fl_ctx)
-    except Exception as error:  # noqa: BLE001 -- a message of the server's can be wrong in any way
+    except Exception as error:  # noqa: BLE001 -- a server's message may be malformed in any way
         return left(client, error)
 
 
 def task_of(fl_ctx: FLContext) -> str:
-    """Return the name of a job at both ends; the server adds a number of its process, as simulations share a name."""
+    """Return a job's name at both ends; the server adds a number from its process, because simulations share a name."""
     return f"nvflare job {fl_ctx.get_job_id()}"
 
 
 def left(client: SecAggClient, error: Exception) -> Shareable:
-    """Return the reply by which this client leaves, with a code."""
+    """Return the reply with which this client leaves, with a code."""
     client.leave()
     log_leaving(error)
     return refusal(error)
@@ -284,7 +284,9 @@ def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
             given = None
         own = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
         if unknown := [key for key in own if not key.startswith(PREFIX)]:
-            raise InvalidParameters(f"{path} holds policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
+            raise InvalidParameters(
+                f"{path} must contain policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}"
+            )
         config |= own
     return config
 
@@ -293,7 +295,7 @@ def _model_in(shareable: Shareable) -> tuple[Arrays, DXO]:
     try:
         dxo = from_shareable(shareable)
     except ValueError as error:
-        raise InvalidParameters(f"there is no model in the task or the result: {error}") from None
+        raise InvalidParameters(f"the task or the result contains no model: {error}") from None
     if dxo.data_kind not in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} or not isinstance(dxo.data, dict):
         raise InvalidParameters(f"expected a model; got {dxo.data_kind}")
     return arrays_in(cast("dict[str, Any]", dxo.data)), dxo
@@ -338,7 +340,7 @@ def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
 STAGE_TASK: Final = "secagg"
 """The task of a stage without updates; the stage with updates is the recipe's own task."""
 CONTROL: Final = "scaffold_c/"
-"""Prefix of the names of SCAFFOLD's control variates, which are summed next to the tensors of those names."""
+"""Name prefix of SCAFFOLD's control variates, which are summed together with the tensors."""
 _LEFT: Final = "secagg-left"
 _NARROW: Final = ("torch.bfloat16", "torch.float16")
 """Types too coarse for a mean; 32 bits represent all of their values."""
@@ -365,7 +367,7 @@ def emptied(content: Shareable, names: Iterable[str]) -> Shareable:
 
 
 def refusal(error: Exception) -> Shareable:
-    """Return the reply by which a client leaves: an error with one of a few codes."""
+    """Return the reply of a client that leaves: an error with one of a few codes."""
     reply = make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
     reply.set_header(_LEFT, str(code_of(error)))
     return cast("Shareable", reply)
@@ -393,7 +395,7 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         except TypeError as error:
             raise InvalidParameters(f"tensor {name!r} cannot be read ({error}); send it as float32") from None
         if not isinstance(array, np.ndarray | np.generic):
-            raise InvalidParameters(f"{name!r} is a {type(value).__name__} and no tensor; send NumPy arrays or tensors")
+            raise InvalidParameters(f"{name!r} is a {type(value).__name__}, not a tensor; send NumPy arrays or tensors")
         # The bfloat16 of ml_dtypes.
         found[name] = np.asarray(array, dtype=np.float32 if array.dtype.name == "bfloat16" else None)
     return found
@@ -402,7 +404,7 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 def controls_in(meta: Mapping[str, Any] | None) -> dict[str, npt.NDArray[Any]]:
     """Return SCAFFOLD's control variates from a model's metadata, under their names in the sum.
 
-    NVFlare also has variates for integer counters, which nothing corrects.
+    NVFlare also has variates for integer counters, but never uses them.
     """
     found = arrays_in((meta or {}).get(AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL) or {})
     return {CONTROL + name: array for name, array in found.items() if not is_integer(array)}

@@ -1,6 +1,6 @@
-"""Server side: NVFlare's controllers, whose rounds are sessions; each gets one result, the mean of all sites.
+"""Server side: NVFlare controllers that run each round as a session and get one result, the mean of all sites.
 
-Model selection, early stopping, server optimizers and persistence work as usual on that one result.
+Model selection, early stopping, server optimizers and persistence work as usual on this result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Heard = SimpleQueue[tuple[str, Shareable]]
 
 
 class SiteRound(ServerRound[str]):
-    """One session over the tasks of a controller."""
+    """One session, carried by a controller's tasks."""
 
     own_timeout = "training_timeout= of secure(), or timeout= of statistics_job()"
 
@@ -91,8 +91,8 @@ class SiteRound(ServerRound[str]):
         return self.carried({site: client_of(site) for site in sites})
 
     def send(self, records: Mapping[str, Record], *, takes_update: bool) -> list[str]:
-        """Give each site its task; results arrive in NVFlare's threads."""
-        # Late results of the previous stage go into that stage's queue.
+        """Send each site its task; results arrive in NVFlare's threads."""
+        # Late results of the previous stage still go into that stage's queue.
         heard = self._heard = Heard()
         for site, record in records.items():
             self._tasks[site] = self._sent(site, record, heard, takes_update=takes_update)
@@ -141,7 +141,7 @@ def _read(reply: Shareable) -> Answer | Left:
 
 
 def with_types(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model whose integers and booleans have their previous types."""
+    """Return a model with integers and booleans restored to their previous types."""
     types = arrays_in(before)
     kept = {n: restored(array, types[n].dtype) for n, array in arrays_in(after).items() if n in types}
     return like(before, kept)
@@ -150,7 +150,7 @@ def with_types(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
 # --- Controllers ------------------------------------------------------------------------------------------------------
 
 SUM: Final = "secure-sum"
-"""Name of the source of the one result, for components that ask."""
+"""Source name of the one result, for components that ask for it."""
 TRAIN: Final = AppConstants.TASK_TRAIN
 EVALUATION: Final = AppConstants.TASK_VALIDATION
 ROUNDS_FILE: Final = "secagg_rounds.json"
@@ -160,7 +160,7 @@ _HEADERS: Final = (AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS)
 
 
 class SecureRounds:
-    """Common part of secure controllers; a mixin before one of NVFlare's controllers."""
+    """Mixin for secure controllers; list it before one of NVFlare's controllers."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class SecureRounds:
 
     @property
     def task(self) -> str:
-        """Task of this job's sums; a repeated job, as in simulations, is another task."""
+        """Task of this job's sums; a repeated job, as in simulations, gets another task."""
         controller: Any = self
         return f"{task_of(controller.fl_ctx)} {self._nonce}"
 
@@ -210,9 +210,9 @@ class SecureRounds:
         """Run sessions instead of a broadcast, and return the means and the model, or None if the round is skipped.
 
         Args:
-            sent: tensors that the sum is about; sites find the same in their task.
+            sent: tensors to sum; sites find the same ones in their task.
             content: returns the task of a model in NVFlare's form.
-            timeout: seconds for the training stage, if NVFlare sets them.
+            timeout: seconds for the training stage, if set by NVFlare.
         """
         try:
             means, model = self._round(sent, content, sites, task_name, timeout)
@@ -274,7 +274,7 @@ class SecureRounds:
         return self._run(sent, content, sites, task_name, timeout)
 
     def handed(self, task: Task, result: Shareable, engine: Any) -> None:  # noqa: ANN401 -- NVFlare's own
-        """Pass the one result to the controller's handling of site results."""
+        """Pass the one result to the controller as a site's result."""
         # Components read the peer's result and its round number.
         with engine.new_context() as fl_ctx, engine.new_context() as peer:
             peer.set_prop(FLContextKey.SHAREABLE, result, private=True, sticky=False)
@@ -363,7 +363,7 @@ class SecureModels(SecureRounds):
         )
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
-        """Update the model; NVFlare converts integers to floats, which become integers again."""
+        """Update the model, and restore integers that NVFlare converted to floats."""
         aggr_result.params = {**aggr_result.params, **with_types(model.params, aggr_result.params)}
         controller: Any = super()
         updated: FLModel = controller.update_model(model, aggr_result)
@@ -382,11 +382,11 @@ class SecureFedAvg(SecureModels, FedAvg):
 
 
 class SecureScaffold(SecureModels, Scaffold):
-    """SCAFFOLD in one sum of two trees: the changes of the model, and those of the control variates."""
+    """SCAFFOLD in one sum: the changes of the model and those of the control variates."""
 
 
 class _Learned:
-    """Generator of models that keeps integer types, and keeps the previous model after a skipped round."""
+    """Model generator that keeps integer types, and the previous model after a skipped round."""
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 -- of any of NVFlare's
         self._inner, self.is_skipped = inner, False
@@ -399,7 +399,7 @@ class _Learned:
         base = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
         was_skipped, self.is_skipped = self.is_skipped, False
         if was_skipped:
-            # The server's optimizer makes no step.
+            # The server's optimizer does not step.
             return base
         before = dict(base[ModelLearnableKey.WEIGHTS])
         learned = self._inner.shareable_to_learnable(shareable, fl_ctx)
@@ -409,7 +409,7 @@ class _Learned:
 
 
 class SecureScatterAndGather(SecureRounds, ScatterAndGather):
-    """Workflow of FedOpt, whose aggregator gets one result; the server's optimizer steps as usual."""
+    """FedOpt's workflow; its aggregator gets one result, and the server's optimizer steps as usual."""
 
     shareable_gen: Any
 

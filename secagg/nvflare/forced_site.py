@@ -1,8 +1,8 @@
-"""A site that forces secure sums: filters of its privacy scope, which no job removes, and a gate for job components.
+"""Forces secure sums at a site: privacy-scope filters that no job can remove, and a gate for job components.
 
-``secagg node nvflare`` writes the files that name these classes. NVFlare puts every task of every job through the
-filters of a site's privacy scope, before those of the job itself. The scope by itself stops jobs that are not secure by
-mistake. A job's code runs in the site's process, so only the gate, which runs no code of a job, stops a hostile job.
+``secagg node nvflare`` writes the files that name these classes. NVFlare passes every task of every job through the
+filters of a site's privacy scope, before the job's own filters. The scope alone stops jobs that are insecure by
+mistake. A job's code runs in the site's process, so only the gate, which runs no job code, stops a hostile job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ARGUMENTS: Final = "task_script_args"
 _MODE: Final = "execution_mode"
 _IN_PROCESS, _EXTERNAL = "in_process", "external_process"
 _UNBUFFERED: Final = "-u"
-"""The only option of an interpreter that a job may give: others run code, or import modules."""
+"""The only interpreter option that a job may give: others run code or import modules."""
 _REFERENCE: Final = "${"
 """Prefix of placeholders that NVFlare replaces in a command with a secret of the site."""
 _BROUGHT: Final = AppValidationKey.BYOC
@@ -47,7 +47,7 @@ _REFUSED: Final = ("launcher_id", "attach_id", "class_attributes", "scheme")
 
 
 class SiteClient(SecAggClient):
-    """Client of a site in every job, with the operator's policy."""
+    """A site's client in every job, with the operator's policy."""
 
     def __init__(
         self, policy: dict[str, Any] | None = None, scheme: str | None = None, *, tracking: bool = False
@@ -55,7 +55,7 @@ class SiteClient(SecAggClient):
         """Set the policy, like ``SecAggClient``.
 
         Args:
-            tracking: whether events that a job sends to its server, such as what scripts log, leave the site.
+            tracking: whether a job may send events, such as script logs, to its server.
         """
         super().__init__(policy, scheme)
         self.tracking, self.refused = tracking, ""
@@ -72,9 +72,9 @@ class SiteClient(SecAggClient):
 
     def _look_at(self, runner: Any) -> None:  # noqa: ANN401 -- NVFlare's client runner
         chains: Mapping[str, list[Filter]] = runner.task_result_filters
-        # They would run after the protocol, where a filter for differential privacy silently has no effect.
+        # They would run after the protocol, where a filter for differential privacy has no effect.
         if others := sorted({type(one).__name__ for chain in chains.values() for one in chain} - {_OURS}):
-            self.refused = f"the job's result filters {', '.join(others)} would come after the protocol; remove them"
+            self.refused = f"the job's result filters {', '.join(others)} would run after the protocol; remove them"
 
 
 _OURS: Final = SecAggFilter.__name__
@@ -100,7 +100,7 @@ class SiteFilter(Filter):
             if not is_stage:
                 return filtered(client, shareable, fl_ctx)
             client.answers[task] = stage_answered(client, shareable, fl_ctx)
-            # Keep the rest: NVFlare copies a cookie from it into the reply, by which the server identifies its task.
+            # Keep the rest: NVFlare copies a cookie from it into the reply, which identifies the task to the server.
             del shareable[RECORD]
             return shareable
         if not is_stage:
@@ -110,7 +110,7 @@ class SiteFilter(Filter):
 
 
 class SiteGate(Widget):
-    """Gate that checks each component of a job before it is built: classes by name, scripts by content."""
+    """Checks each component of a job before it is built: classes by name, scripts by content."""
 
     def __init__(self, classes: list[str], scripts: dict[str, str], interpreters: list[str] | None = None) -> None:
         """Allow jobs to use classes, by full name, and scripts, by absolute path and SHA-256.
@@ -123,7 +123,7 @@ class SiteGate(Widget):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            # A server requests authorization itself, or skips it, and could read files of the site.
+            # The server itself requests authorization, or skips it, and could read the site's files.
             served = ClientRequestProcessors.request_processors
             served[:] = [one for one in served if type(one) is not ShellCommandProcessor]
         launched = event_type == EventType.BEFORE_JOB_LAUNCH
@@ -135,8 +135,8 @@ class SiteGate(Widget):
             return
         try:
             fault = next(self._faults(fl_ctx.get_prop(FLContextKey.COMPONENT_CONFIG)), None)
-        except Exception as error:  # noqa: BLE001 -- a component may be described in any way
-            raise UnsafeComponentError(f"a component could not be looked at: {error}") from None
+        except Exception as error:  # noqa: BLE001 -- a component's description may be malformed in any way
+            raise UnsafeComponentError(f"a component could not be checked: {error}") from None
         if fault is not None:
             raise UnsafeComponentError(f"{fault}; ask the site's operator")
 
@@ -165,13 +165,15 @@ class SiteGate(Widget):
         interpreter, *rest = words or [None]
         script, *given = (rest[1:] if rest[:1] == [_UNBUFFERED] else rest) or [None]
         if interpreter not in self.interpreters:
-            yield f"the command's interpreter {interpreter} is not allowed at this site; it is one of --interpreter"
+            yield (
+                f"the command's interpreter {interpreter} is not allowed at this site; it must be one of --interpreter"
+            )
         yield from self._faults_of_script(script)
         yield from self._faults_of_arguments(given)
 
     def _faults_of_arguments(self, given: list[object]) -> Iterator[str]:
         if any(type(one) is not str or _REFERENCE in one for one in given):
-            yield "an argument of the script is not allowed at this site: it names a secret, or is no text"
+            yield "an argument of the script is not allowed at this site: it names a secret, or is not a string"
 
     def _faults_of_script(self, script: object) -> Iterator[str]:
         # NVFlare first looks for a relative path in the job's own folder.

@@ -1,4 +1,4 @@
-"""``secure``: makes a recipe secure before it is run or exported."""
+"""``secure`` makes a recipe secure before it is run or exported."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _SECURE: Final[dict[type, type[SecureRounds]]] = {
 }
 """Workflows that need only the mean of the sites, and their secure replacements."""
 _REFUSED: Final = {
-    "Cyclic": "each site is handed the model that the last one trained",
-    "Swarm": "a site is handed the updates of the others, and adds them up",
-    "Cross": "the model of each site is handed to the others",
+    "Cyclic": "each site receives the model that the last one trained",
+    "Swarm": "a site receives the updates of the others and adds them up",
+    "Cross": "each site's model is sent to the others",
     "EvalController": "each site reports its results individually; name evaluation_metrics instead",
     "Statistics": "each site reports its counts individually",
 }
@@ -58,21 +58,21 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     bits: int | None = None,
     **settings: Any,  # noqa: ANN401 -- of the settings' own types
 ) -> None:
-    """Make a recipe secure: its server learns sums, and never a single site's update.
+    """Make a recipe secure: its server learns sums but never a single site's update.
 
     Supports FedAvg, FedProx, FedOpt with PyTorch and SCAFFOLD.
 
-    Call it last, after adding filters and components: its filter must be the last that sees a result.
+    Call it last, after adding filters and components: its filter must be the last to process a result.
 
     Args:
         policy: policy of the sites, by the names of ``ClientNode``; operators tighten it in ``local/secagg.json``.
         scheme: custom scheme that ``compression`` names.
-        invited: number of sites in a round (default: the recipe's ``min_clients``); set more if a job must survive the
+        invited: number of sites in a round (default: the recipe's ``min_clients``); set more if a job must tolerate the
             loss of a site.
         training_timeout: seconds for the training stage; 0 waits for all live sites.
         training_patience: once enough sites have trained, the wait for the others, as a multiple of that time.
-        poll: seconds between a site's requests for a task, and so the minimum time of a stage.
-        adapter: plan of a LoRA adapter, whose settings those below replace.
+        poll: seconds between a site's requests for a task; no stage is shorter.
+        adapter: plan of a LoRA adapter; ``settings`` override the plan's.
         rates: learning rates of all steps of a site in one round; needed with an adapter.
         bits: bits of a value's code, as in ``AdapterPlan.settings``.
         settings: of ``SecAggSettings``, such as ``protocol="one-message"`` or ``clip=1.0``.
@@ -94,20 +94,20 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
         ("training_patience", training_patience, training_patience is None or 0 <= training_patience < inf),
     ):
         if not is_valid:
-            raise InvalidParameters(f"{name} is a number of seconds, or of times, that is not negative; got {value!r}")
+            raise InvalidParameters(f"{name} must be a number of seconds or a factor, and not negative; got {value!r}")
     job: Any = _inside(recipe, "_job")
     apps: dict[str, Any] = _inside(job, "_deploy_map")
     add = _inside(recipe, "_add_to_client_apps")
     _inside(recipe, "_ensure_client_apps_prepared")()
     sites = [app for app in apps.values() if isinstance(app, ClientApp)]
     if _SERVER not in apps or not sites:
-        raise InvalidParameters("the recipe has no server or no client yet; make it secure when it is complete")
+        raise InvalidParameters("the recipe has no server or no client yet; call secure() when it is complete")
     workflow = _only_workflow(apps[_SERVER].app_config, checked.metric_names + checked.evaluated_names)
     plain = workflow.controller
     if checked.down == SUMS and type(plain) is not FedAvg:
         raise InvalidParameters(
-            f"down = 'sums' is for FedAvg, whose next model is what the sum makes, and not for {type(plain).__name__}; "
-            "leave it out"
+            "down = 'sums' only works with FedAvg, whose next model follows from the sum, not with "
+            f"{type(plain).__name__}; leave it out"
         )
     is_gathered = type(plain) is ScatterAndGather
     least = "min_clients" if is_gathered else "num_clients"
@@ -116,8 +116,8 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     planned = count - checked.tolerated_dropouts(count)
     if insists > (released := min(count, checked.minimum_cohort or planned)):
         raise InvalidParameters(
-            f"policy has minimum_cohort {insists}, but sums of {count} sites may be of {released}: lower it, raise "
-            "min_clients (or invited=), or set minimum_cohort= or threshold= as well"
+            f"the policy has minimum_cohort {insists}, but a sum of {count} invited sites may contain only "
+            f"{released}: lower it, raise min_clients (or invited=), or also set minimum_cohort= or threshold="
         )
     names = [name for name in get_component_init_parameters(plain) if name not in {"self", "args", "kwargs"}]
     kept = {name: _attribute(plain, name) for name in names if hasattr(plain, name) or hasattr(plain, f"_{name}")}
@@ -137,9 +137,9 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe.add_client_input_filter(SecAggFilter(), tasks=tasks)
     recipe.add_client_output_filter(SecAggFilter(), tasks=tasks)
     recipe.add_server_config({"server": {"task_request_interval": poll}})
-    # Sites run their installed library, never one that a job brings.
+    # Sites run their installed library, never a job's.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
-    LOG.warning("metrics that scripts log still travel in the clear; name in `metrics` those to be averaged")
+    LOG.warning("metrics that scripts log are still sent in the clear; list those to be averaged in `metrics`")
 
 
 def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlare has there
@@ -148,8 +148,8 @@ def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlar
         return getattr(owner, name)
     except AttributeError:
         raise InvalidParameters(
-            f"NVFlare {version('nvflare')} has no {type(owner).__name__}.{name}, by which a recipe's apps are found: "
-            "install a version that the extra 'nvflare' of this library allows",
+            f"NVFlare {version('nvflare')} has no {type(owner).__name__}.{name}, which is needed to find a recipe's "
+            "apps: install a version that the extra 'nvflare' of this library allows",
             reason=Reason.BACKEND_MISSING,
         ) from None
 
@@ -159,12 +159,12 @@ def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN40
     workflows: list[Any] = server.workflows
     kinds: list[type] = [type(workflow.controller) for workflow in workflows]
     if any(issubclass(kind, SecureRounds) for kind in kinds):
-        raise InvalidParameters("the recipe is secure already; call this once")
+        raise InvalidParameters("the recipe is already secure; call secure() only once")
     if len(kinds) != 1 or kinds[0] not in _SECURE:
         found = ", ".join(kind.__name__ for kind in kinds) or "no workflow"
         reasons = [why for part, why in _REFUSED.items() if any(part in kind.__name__ for kind in kinds)]
         raise InvalidParameters(
-            f"the recipe runs {found}; one of {', '.join(kind.__name__ for kind in _SECURE)} is needed: "
+            f"the recipe runs {found}, but must run one of {', '.join(kind.__name__ for kind in _SECURE)}: "
             f"{reasons[0] if reasons else 'others were not examined'}"
         )
     plain = workflows[0].controller
@@ -174,20 +174,20 @@ def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN40
         is_mean = type(given) is InTimeAccumulateWeightedAggregator and given.expected_data_kind == DataKind.WEIGHT_DIFF
         aggregator = given if not is_mean or given.aggregation_weights else None
     for name, given, why in (
-        ("aggregator", aggregator, "is given the update of each site, or weighs sites by itself"),
+        ("aggregator", aggregator, "receives each site's update, or weights sites itself"),
         (
             "aggregation_weights",
             getattr(plain, "aggregation_weights", None),
-            "weigh sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND",
+            "weight sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND",
         ),
     ):
         if given:
-            raise InvalidParameters(f"{name} {why}, which nobody sees here; leave it out")
+            raise InvalidParameters(f"{name} {why}, which is not possible here; leave it out")
     stop: Any = getattr(plain, "stop_condition", None)
     if stop is not None and stop[0] not in metrics:
         raise InvalidParameters(
-            f"stop_cond waits for {stop[0]!r}, which no sum holds: name it in metrics or in "
-            f"evaluation_metrics, such as secure(recipe, metrics={stop[0]!r})"
+            f"stop_cond waits for {stop[0]!r}, which is in no sum: name it in metrics or in evaluation_metrics, "
+            f"such as secure(recipe, metrics={stop[0]!r})"
         )
     return workflows[0]
 
@@ -197,10 +197,10 @@ def _attribute(plain: object, name: str) -> object:
 
 
 def _narrow(executors: list[Any], tasks: list[str]) -> None:
-    """Restrict an executor of every task to ours: under another name nothing would mask its result."""
+    """Restrict an executor of every task to ours: results of other tasks would not be masked."""
     for defined in executors:
         defined.tasks = [one for name in defined.tasks for one in (tasks if name == _ANY else [name])]
         if others := {*defined.tasks} - {*tasks}:
             raise InvalidParameters(
-                f"a site would answer {', '.join(sorted(others))} in the clear; make a recipe without it secure"
+                f"a site would answer {', '.join(sorted(others))} in the clear; remove it from the recipe"
             )

@@ -1,6 +1,6 @@
-"""``secagg node nvflare``: files that force secure sums at a site, shown before they are written.
+"""``secagg node nvflare``: writes files that force secure sums at a site; shows the changes first.
 
-Reads and writes the ``local`` folder of a site's kit; NVFlare is not needed.
+Reads and writes the ``local`` folder of a site's kit, without NVFlare.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ def write_site(options: argparse.Namespace) -> int:
     local = Path(options.kit)
     local = local if local.name == "local" else local / "local"
     if not local.is_dir():
-        raise InvalidParameters(f"{local} is not there; name the folder of a site's kit, which has local and startup")
+        raise InvalidParameters(
+            f"{local} does not exist; name the folder of a site's kit, which contains local and startup"
+        )
     if not options.closed and (options.script or options.allow or options.interpreter):
         raise InvalidParameters("--script, --interpreter and --allow only apply to --closed; add it")
     for path in options.interpreter:
         if not (path.is_absolute() and path.is_file()):
-            raise InvalidParameters(f"--interpreter takes the absolute path of a program; got {path}")
+            raise InvalidParameters(f"--interpreter must be the absolute path of a program; got {path}")
     changed = list(_changes(local, options))
     for path, before, after in changed:
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
@@ -62,7 +64,7 @@ def write_site(options: argparse.Namespace) -> int:
             replace(path, after.encode())
     print(CLOSED if options.closed else SCOPE_ALONE)
     if changed and not options.write:
-        print("Nothing was written; add --write, and restart the site afterwards.")
+        print("Nothing was written; run again with --write, then restart the site.")
     else:
         print(f"{len(changed)} files were written; restart the site." if changed else "Nothing changes.")
     return 0
@@ -109,7 +111,7 @@ def _policy(local: Path, given: list[str]) -> dict[str, Any]:
     for floor in given:
         key, is_given, value = floor.partition("=")
         if not is_given:
-            raise InvalidParameters(f"--policy takes KEY=VALUE, such as minimum-cohort=10; got {floor!r}")
+            raise InvalidParameters(f"--policy must be KEY=VALUE, such as minimum-cohort=10; got {floor!r}")
         try:
             read: Any = json.loads(value)
         except ValueError:
@@ -127,7 +129,9 @@ def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
         scopes.append({"name": _SCOPE, "properties": {}})
         found["default_scope"] = _SCOPE
     if not found.get("default_scope"):
-        raise InvalidParameters(f"{local / 'privacy.json'} has no default_scope, and jobs that name none pass; set it")
+        raise InvalidParameters(
+            f"{local / 'privacy.json'} has no default_scope, so jobs that name no scope would pass; set it"
+        )
     for scope in scopes:
         for chain in ("task_data_filters", "task_result_filters"):
             scope[chain] = [one for one in scope.get(chain, []) if one != _FILTER] + [_FILTER]
@@ -155,7 +159,7 @@ def _resources(
 
 
 def _authorization(local: Path) -> dict[str, Any]:
-    """Return the permissions without jobs' own code, for any role."""
+    """Return the permissions, without jobs' own code for any role."""
     found = _read(local, "authorization.json")
     roles: dict[str, Any] = found.get("permissions", {})
     for role, rights in roles.items():

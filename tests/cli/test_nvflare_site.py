@@ -41,7 +41,7 @@ def test_it_shows_what_changes_and_changes_nothing(kit: Path, capsys: pytest.Cap
     assert '+  "secagg-minimum-cohort": 10' in shown
     assert '-  "allow_log_streaming": true' in shown
     assert '-    "project_admin": "any"' in shown
-    assert "Nothing was written; add --write" in shown
+    assert "Nothing was written; run again with --write" in shown
 
 
 def test_the_scope_has_our_filter_last_and_jobs_that_send_logs_have_nothing(
@@ -99,7 +99,7 @@ def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--policy", "minimum-cohort"], "takes KEY=VALUE"),
+        (["--policy", "minimum-cohort"], "must be KEY=VALUE"),
         (["--policy", "minimum-cohort=many"], "minimum_cohort is an integer"),
         (["--script", "train.py"], "only apply to --closed"),
         (["--interpreter", "/bin/sh"], "only apply to --closed"),

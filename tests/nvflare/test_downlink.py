@@ -130,5 +130,5 @@ def test_sites_of_a_simulated_job_have_a_compressed_downlink(tmp_path: Path) -> 
 def test_a_workflow_that_changes_the_mean_is_told_no_sums(tmp_path: Path) -> None:
     made = recipe(tmp_path)
     replace(made._job._deploy_map["server"].app_config, Scaffold(num_clients=5, num_rounds=3))  # noqa: SLF001
-    with pytest.raises(InvalidParameters, match=r"'sums' is for FedAvg, .* and not for Scaffold"):
+    with pytest.raises(InvalidParameters, match=r"'sums' only works with FedAvg, .* not with Scaffold"):
         secure(made, protocol="enclave", roster="any", **SUMS)

@@ -167,13 +167,13 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameters, match=r"there is no option clips; did you mean clip\?"):
         secure(recipe(tmp_path), clips=1.0)
     with pytest.raises(
-        InvalidParameters, match="minimum_cohort 10, but sums of 5 sites may be of 4: lower it, raise min"
+        InvalidParameters, match="minimum_cohort 10, but a sum of 5 invited sites may contain only 4: lower"
     ):
         secure(recipe(tmp_path), policy={"minimum_cohort": 10})
     secure(recipe(tmp_path), policy={"minimum_cohort": 5}, minimum_cohort=5)
     secure(recipe(tmp_path), policy={"minimum_cohort": 10}, invited=14)
     for given in ({"poll": 0.0}, {"training_timeout": -1.0}, {"training_patience": float("nan")}):
-        with pytest.raises(InvalidParameters, match=f"{next(iter(given))} is a number of seconds"):
+        with pytest.raises(InvalidParameters, match=f"{next(iter(given))} must be a number of seconds"):
             secure(recipe(tmp_path), **given)  # type: ignore[arg-type]
     with pytest.raises(InvalidParameters, match="0 clients are too few"):
         secure(recipe(tmp_path), invited=0)
@@ -184,16 +184,16 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
     secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="accuracy")
     evaluated = recipe(tmp_path)
     add_cross_site_evaluation(evaluated)
-    with pytest.raises(InvalidParameters, match=r"runs FedAvg, CrossSiteModelEval; .* of each site is handed"):
+    with pytest.raises(InvalidParameters, match=r"runs FedAvg, CrossSiteModelEval, .* each site's model is sent"):
         secure(evaluated)
-    for controller, why in ((Cyclic(), "each site is handed the model that"), (swarm(), "handed the updates of the")):
+    for controller, why in ((Cyclic(), "each site receives the model that"), (swarm(), "receives the updates of the")):
         other = recipe(tmp_path)
         other._job._deploy_map["server"].app_config.workflows[0].controller = controller  # noqa: SLF001
-        with pytest.raises(InvalidParameters, match=f"runs {type(controller).__name__}; .* {why}"):
+        with pytest.raises(InvalidParameters, match=f"runs {type(controller).__name__}, .* {why}"):
             secure(other)
     twice = recipe(tmp_path)
     secure(twice)
-    with pytest.raises(InvalidParameters, match="secure already"):
+    with pytest.raises(InvalidParameters, match="already secure"):
         secure(twice)
 
 

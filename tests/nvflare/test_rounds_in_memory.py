@@ -191,9 +191,9 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
     ("written", "said"),
     [
         ('{"secagg-minimum-cohort": 9}', "a cohort of 4 is below 9"),
-        ("[", "holds policy keys such as"),
-        ("[]", "holds policy keys such as"),
-        ('{"minimum-cohort": 9}', "holds policy keys such as"),
+        ("[", "must contain policy keys such as"),
+        ("[]", "must contain policy keys such as"),
+        ('{"minimum-cohort": 9}', "must contain policy keys such as"),
         ('{"secagg-minimum-cohort": "9"}', "minimum_cohort is an integer"),
     ],
 )
@@ -346,7 +346,7 @@ def test_tensors_of_another_library_come_back_as_such_and_bfloat16_is_read_with_
     assert isinstance(like(before, {"w": np.ones(2)})["w"], Tensor)
     with pytest.raises(InvalidParameters, match="send it as float32"):
         arrays_in({"w": Tensor(np.ones(1, np.float16))})
-    with pytest.raises(InvalidParameters, match="'w' is a list and no tensor"):
+    with pytest.raises(InvalidParameters, match="'w' is a list, not a tensor"):
         arrays_in({"w": [1.0]})
     read = arrays_in({"w": Tensor(np.full(2, 1.5, np.float16), dtype="torch.bfloat16")})["w"]
     assert read.dtype == np.float32

@@ -318,7 +318,7 @@ def test_the_gate_refuses_a_script_that_was_changed_or_is_gone(gate: SiteGate, s
     with pytest.raises(UnsafeComponentError, match="or it was changed"):
         looked_at(gate, component)
     script.unlink()
-    with pytest.raises(UnsafeComponentError, match="could not be looked at"):
+    with pytest.raises(UnsafeComponentError, match="could not be checked"):
         looked_at(gate, component)
 
 

@@ -85,7 +85,7 @@ def test_the_scope_stops_jobs_that_forgot_and_not_what_hostile_code_says_besides
     for job in found.values():
         require_nothing_arrived({**job, "files": []})
     assert "this site answers only secure sums" in str(found["plain"]["said"])
-    assert "would come after the protocol" in str(found["own filter"]["said"])
+    assert "would run after the protocol" in str(found["own filter"]["said"])
     assert "duplicate component id secagg-site" in str(found["our id"]["said"])
     assert "privacy scope 'other' is not allowed" in found["other scope"]["ended"]
 
