@@ -189,11 +189,7 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
     if has_authority:
-        yield (
-            "authority",
-            configuration.authority,
-            "its clients are certified by another authority than this client trusts",
-        )
+        yield "authority", configuration.authority, "another authority than this client trusts certifies its clients"
     length = sum(segment.length for segment in configuration.layout.segments)
     yield "maximum_length", length, "its vectors are longer than {own}"
     if configuration.index_segments:

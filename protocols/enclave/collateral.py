@@ -43,9 +43,7 @@ def encode_collateral(collateral: Collateral, endorsement: bytes = b"") -> bytes
     parts = () if collateral is None else tuple(getattr(collateral, part.name) or b"" for part in fields(collateral))
     made = RelayedCollateral(parts, endorsement).encode()
     if len(made) > MOST_COLLATERAL_BYTES:
-        raise InvalidParameters(
-            f"the collateral has {len(made)} bytes, but clients accept at most {MOST_COLLATERAL_BYTES}"
-        )
+        raise InvalidParameters(f"collateral has {len(made)} bytes; clients accept at most {MOST_COLLATERAL_BYTES}")
     return made
 
 

@@ -1,7 +1,6 @@
 """Server side of one buffer: an untrusted relay that sums masked vectors and forwards sealed uploads.
 
-Even if it drops, delays, repeats or reorders messages, it learns at most one sum per buffer, over at least the minimum
-cohort.
+Even if it drops, delays, repeats or reorders messages, it learns one sum per buffer, of the minimum cohort or more.
 """
 
 from __future__ import annotations

@@ -72,8 +72,7 @@ class VerifiedEnclave(Confined):
             raise Misuse("VerifiedEnclave takes an EnclaveOffer and the client's own EnclaveConfiguration")
         if offer.context != configuration.context:
             raise PeerMisbehaved(
-                "the enclave's configuration differs from the one that this client checked; compare them field "
-                "by field",
+                "the enclave's configuration differs from the one that this client checked; compare their fields",
                 reason=Reason.WRONG_SESSION,
                 culprits=from_server(),
             )

@@ -190,9 +190,7 @@ class Client(Confined):
         if any(survivors.values()):
             raise MalformedMessage("a set must contain only client ids", reason=Reason.TRAILING_BYTES)
         if len(survivors) < configuration.target or not survivors.keys() <= held.pieces.keys():
-            raise _wrong(
-                "the set has too few clients, or a client whose piece this client lacks", Reason.SURVIVORS_INVALID
-            )
+            raise _wrong("the set has too few clients, or one whose piece is missing", Reason.SURVIVORS_INVALID)
         total = np.sum([held.pieces[survivor] for survivor in survivors], axis=0)
         held.wipe()
         return encode_body(MessageKind.LIGHT_SECAGG_ANSWER, configuration, encode_vector(total % FIELD))

@@ -51,10 +51,7 @@ class Configuration:
     def __post_init__(self) -> None:
         for is_wrong, sentence in (
             (not 1 <= len(self.task) <= _MAXIMUM_TASK_BYTES, "the task's name must have 1 to 256 bytes"),
-            (
-                not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS,
-                f"the number of clients must be 2 to {MAXIMUM_CLIENTS}",
-            ),
+            (not LEAST_COHORT <= self.population <= MAXIMUM_CLIENTS, f"clients must be 2 to {MAXIMUM_CLIENTS}"),
             (
                 self.privacy < 1 or not self.privacy + LEAST_COHORT <= self.target <= self.population,
                 "1 <= privacy <= target - 2 < population",

@@ -74,8 +74,7 @@ class Server(StagedServerSession[Content]):
                 due = ELEMENT_BYTES * configuration.piece_length + sealing_sizes(configuration.suite)[1]
                 if tuple(entries) != self._roster or any(len(sealed) != due for sealed in entries.values()):
                     raise MalformedMessage(
-                        "the message must have one piece of the agreed length for each client",
-                        reason=Reason.LAYOUT_MISMATCH,
+                        "each client needs one piece of the agreed length", reason=Reason.LAYOUT_MISMATCH
                     )
                 return Checked(entries)
             case State.INPUTS:
@@ -88,11 +87,7 @@ class Server(StagedServerSession[Content]):
     def _take(self, sender: ClientId, content: Content) -> None:
         if isinstance(content, bytes):
             if len(self._keys) >= self.configuration.population:
-                raise PeerMisbehaved(
-                    "all places are taken; this sum accepts no further clients",
-                    reason=Reason.NOT_ELIGIBLE,
-                    culprits=NOBODY,
-                )
+                raise PeerMisbehaved("the sum is full", reason=Reason.NOT_ELIGIBLE, culprits=NOBODY)
             self._keys[sender] = content
         elif isinstance(content, dict):
             self._sealed[sender] = content

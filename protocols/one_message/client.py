@@ -113,8 +113,7 @@ class Ledger(Confined):
                 raise Misuse(f"this ledger counts uploads for task {self._record.task!r}; keep one ledger per task")
             if epoch < self._record.newest_epoch:
                 raise PeerMisbehaved(
-                    f"epoch {epoch} is older than epoch {self._record.newest_epoch}, which this client has "
-                    "already seen",
+                    f"epoch {epoch} is older than epoch {self._record.newest_epoch}, which this client has seen",
                     reason=Reason.WRONG_SESSION,
                     culprits=UNDECIDED,
                 )
@@ -254,8 +253,7 @@ class Client(OneStageClientSession):
             charge=charge,
         )
         # From here on nothing is refused, even if the epoch has expired: a refusal would reveal how long training took.
-        # The coins depend on the update, the sum and the key, so they are never the same for another update, sum or
-        # party.
+        # The coins depend on the update, the sum and the key, so another update, sum or party never has the same ones.
         about = (terms.digest, hashlib.sha256(made.payload.encode()).digest())
         own = agreement.sign(member.signing_key, Label.ONE_MESSAGE_HEDGE, *about)
         with HedgedCoins(member.coins, agreement.t0, member.client.encode(), *about, own) as coins:

@@ -95,10 +95,7 @@ class EpochRecord(Message):
             (count > MAXIMUM_HOLDERS, f"{count} holders exceed the limit of {MAXIMUM_HOLDERS}; list fewer"),
             (len({holder.number for holder in self.holders}) != count, "a holder is listed twice; list each once"),
             (is_active and len(keys) != count, "two holders have the same key; list each key once"),
-            (
-                is_active and NO_KEY in keys | {self.authority},
-                "active mode needs an authority and a key for every holder",
-            ),
+            (is_active and NO_KEY in keys | {self.authority}, "active mode needs keys of authority and all holders"),
             (not is_active and {self.authority} | keys != {NO_KEY}, "semi_honest mode uses no keys; leave them zero"),
         ):
             if is_wrong:
@@ -373,9 +370,7 @@ class Agreement:
 
     def __post_init__(self) -> None:
         if self.parameters.committee != self.record.committee:
-            raise InvalidParameters(
-                "the thresholds differ from those that the authority signed; plan with the epoch's record"
-            )
+            raise InvalidParameters("the thresholds differ from those that the authority signed for the epoch")
 
     @property
     def record(self) -> EpochRecord:

@@ -460,9 +460,7 @@ def require_believed(record: EpochRecord, policy: ClientPolicy) -> None:
     """Refuse an epoch that the holder's authority did not sign, before storing anything for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     if record.authority != (policy.authority or NO_KEY):
-        raise InvalidParameters(
-            "the epoch is signed by another authority than this holder trusts; have the trusted one sign it"
-        )
+        raise InvalidParameters("another authority than this holder trusts signed the epoch; have the trusted one sign")
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:

@@ -274,10 +274,7 @@ def sum_limb_bits(degree: int, modulus_bits: int) -> int:
         if error_bound(degree, limb_bits(modulus_bits), math.sqrt(degree) * 2 ** (bits - 1)) < GREATEST_ERROR
     ]
     if not widths or error_bound(degree, limb_bits(modulus_bits), secret_norm_bound(degree)) >= GREATEST_ERROR:
-        raise InvalidParameters(
-            f"products of degree {degree} modulo 2^{modulus_bits} are not exact in floating point; use a smaller "
-            "modulus or degree"
-        )
+        raise InvalidParameters(f"products of degree {degree} modulo 2^{modulus_bits} are not exact in floating point")
     return widths[-1]
 
 

@@ -161,9 +161,7 @@ def deal(secret: Secret, parameters: Parameters, contexts: Sequence[bytes], coin
         contexts: one per holder's share; binds it to the epoch, the client, the holder and a nonce.
     """
     if len(set(contexts)) != parameters.holders or len(contexts) != parameters.holders:
-        raise Misuse(
-            f"{parameters.holders} holders need {parameters.holders} distinct contexts; got {len(set(contexts))}"
-        )
+        raise Misuse(f"each of {parameters.holders} holders needs a distinct context; got {len(set(contexts))}")
     columns, packing = parameters.secret_columns, parameters.packing
     values = np.empty((parameters.threshold, columns + CHECK_WORDS), np.int64)
     values[:packing, :columns] = np.frombuffer(secret.expose(), np.int8).reshape(packing, columns)
@@ -198,9 +196,7 @@ def expand_share(seed: Secret, label: Label, context: bytes, count: int) -> Elem
 def challenge_weights(parameters: Parameters, challenge: bytes) -> npt.NDArray[np.float64]:
     """Return r: one row of eight elements per polynomial of the secret."""
     if type(challenge) is not bytes or len(challenge) != CHALLENGE_BYTES:
-        raise InvalidParameters(
-            f"a challenge must be a digest of {CHALLENGE_BYTES} bytes; got {type(challenge).__name__}"
-        )
+        raise InvalidParameters(f"a challenge must be a {CHALLENGE_BYTES}-byte digest; got {type(challenge).__name__}")
     columns = parameters.secret_columns
     words = expand_share(Secret("challenge", challenge), Label.ONE_MESSAGE_CHALLENGE, b"", columns * CHECK_WORDS)
     return words.reshape(columns, CHECK_WORDS).astype(np.float64)

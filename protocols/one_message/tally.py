@@ -159,10 +159,7 @@ class Receipts:
             )
             self.refused[position] = self.refused.get(position, 0) + alone
             if self.refused[position] > max(LEAST_REFUSALS, self.corrupted_clients, self.delivered // REFUSAL_SHARE):
-                count = (
-                    f"{self.refused[position]} uploads that others accept, but at most {self.corrupted_clients} can "
-                    "be bad"
-                )
+                count = f"{self.refused[position]} uploads that others accept; at most {self.corrupted_clients} are bad"
                 faults.append(_lost(position, f"refused {count}", said_by(HolderId(position), self.mode)))
                 self.absent.add(position)
         left_out = dict[ClientId, PeerMisbehaved]()

@@ -57,7 +57,7 @@ UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
     (lambda _: {"threshold": 2}, "need a threshold of 3 to 5; got 2"),
     (lambda _: {"threshold": 6}, "need a threshold of 3 to 5; got 6"),
     (lambda _: {"quorum": 3}, "needs a quorum of 4 to 5; got 3"),
-    (lambda _: {"authority": bytes(32)}, "needs an authority"),
+    (lambda _: {"authority": bytes(32)}, "needs keys of authority"),
     (lambda _: {"mode": SecurityMode.SEMI_HONEST}, "uses no keys"),
     (
         lambda _: {"holders": tuple(HolderIdentity(number=n, public_key=n.to_bytes(32, "big")) for n in range(257))},

@@ -162,7 +162,7 @@ def test_places_are_given_to_the_first_who_come() -> None:
     for client, one in joined().items():
         session.receive(client, one.answer(session.invitation))
     assert session.participation is Participation.COMPLETE
-    with pytest.raises(PeerMisbehaved, match="all places are taken"):
+    with pytest.raises(PeerMisbehaved, match="the sum is full"):
         session.receive(
             ClientId(1), member(ClientId(1)).join(SUBJECT, update_of(ClientId(1))).answer(session.invitation)
         )

@@ -151,7 +151,7 @@ def test_a_dealing_answers_one_challenge() -> None:
 def test_dealing_wipes_the_secret_and_wants_distinct_contexts() -> None:
     secret = secret_of(FIVE)
     deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
-    with pytest.raises(Misuse, match="distinct contexts"):
+    with pytest.raises(Misuse, match="a distinct context"):
         deal(secret_of(FIVE), FIVE, [b"one"] * 5, InsecureSeededCoins(b"coins"))
     with pytest.raises(Misuse, match="wiped"):
         deal(secret, FIVE, contexts_of(FIVE), InsecureSeededCoins(b"coins"))
@@ -242,7 +242,7 @@ def test_a_challenge_is_a_digest_and_nothing_else() -> None:
     for wrong in (CHALLENGE[:-1], bytearray(CHALLENGE), CHALLENGE.hex()):
         nothing: Any = wrong
         dealing = dealt(FIVE)
-        with pytest.raises(InvalidParameters, match="a digest of 32 bytes"):
+        with pytest.raises(InvalidParameters, match="a 32-byte digest"):
             dealing.polynomial(nothing)
 
 
