@@ -190,8 +190,7 @@ class SecAggGrid(Grid):
         """Run a session for training messages; pass others to the inner grid.
 
         Raises:
-            SecAggError: the round failed; the error ends the run, which would otherwise continue with an untrained
-                model.
+            SecAggError: the round failed; the error ends the run, instead of continuing with an untrained model.
         """
         listed = list(messages)
         kinds = {message.metadata.message_type for message in listed}
@@ -199,9 +198,8 @@ class SecAggGrid(Grid):
         is_training = MessageType.TRAIN in families
         if MessageType.EVALUATE in families and not self.settings.evaluated_names:
             self._rounds.say_once(
-                "evaluation is not aggregated securely: the server sees each client's metrics and number of "
-                "examples from @app.evaluate; name metrics in secagg-evaluation-metrics, or use "
-                "fraction_evaluate=0.0"
+                "evaluation is not aggregated securely: the server sees the metrics and examples of each client; "
+                "name metrics in secagg-evaluation-metrics, or use fraction_evaluate=0.0"
             )
         elif MessageType.EVALUATE in families:
             is_training = True
@@ -304,9 +302,7 @@ class SecAggGrid(Grid):
         """
         first = messages[0].content
         if any(len(message.content.array_records) != 1 for message in messages):
-            raise InvalidParameters(
-                "a training message must contain one array record, the model; the strategy sends more"
-            )
+            raise InvalidParameters("a training message must have one array record, the model; the strategy sends more")
         key, record = next(iter(first.array_records.items()))
         read = {name: array.numpy() for name, array in record.items()}
         digest = model_digest(read)
@@ -314,8 +310,7 @@ class SecAggGrid(Grid):
             other = next(iter(message.content.array_records.values()))
             if other is not record and model_digest({n: a.numpy() for n, a in other.items()}) != digest:
                 raise InvalidParameters(
-                    "the strategy sends different models to different clients, so their updates cannot be "
-                    "summed; send one model"
+                    "the strategy sends different models to different clients, so updates do not add up"
                 )
         before = self._rounds.restored(read, self._task)
         if any(before[name] is not array for name, array in read.items()):

@@ -139,8 +139,6 @@ def _site_of(fl_ctx: FLContext) -> Site:
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"{path} defines a site's statistics, but cannot be read ({error})") from None
     if found.keys() != _PARTS or any(type(value) is not str for value in found.values()):
-        raise InvalidParameters(
-            f"{path} must set {', '.join(sorted(_PARTS))}, each a string; got {', '.join(sorted(found))}"
-        )
+        raise InvalidParameters(f"{path} needs strings {', '.join(sorted(_PARTS))}; got {', '.join(sorted(found))}")
     declaration = Declaration.read(folder / found["declaration"])
     return read_site(declaration, str(folder / found["data"]), found["version"])

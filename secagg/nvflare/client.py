@@ -284,9 +284,7 @@ def _site_config(fl_ctx: FLContext) -> dict[str, Any]:
             given = None
         own = cast("dict[str, Any]", given if isinstance(given, dict) else {"": None})
         if unknown := [key for key in own if not key.startswith(PREFIX)]:
-            raise InvalidParameters(
-                f"{path} must contain policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}"
-            )
+            raise InvalidParameters(f"{path} must have policy keys such as {PREFIX}minimum-cohort; got {unknown[0]!r}")
         config |= own
     return config
 

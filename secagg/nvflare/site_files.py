@@ -47,9 +47,7 @@ def write_site(options: argparse.Namespace) -> int:
     local = Path(options.kit)
     local = local if local.name == "local" else local / "local"
     if not local.is_dir():
-        raise InvalidParameters(
-            f"{local} does not exist; name the folder of a site's kit, which contains local and startup"
-        )
+        raise InvalidParameters(f"{local} does not exist; give the folder of a site's kit, with local and startup")
     if not options.closed and (options.script or options.allow or options.interpreter):
         raise InvalidParameters("--script, --interpreter and --allow only apply to --closed; add it")
     for path in options.interpreter:
@@ -130,7 +128,7 @@ def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
         found["default_scope"] = _SCOPE
     if not found.get("default_scope"):
         raise InvalidParameters(
-            f"{local / 'privacy.json'} has no default_scope, so jobs that name no scope would pass; set it"
+            f"{local / 'privacy.json'} has no default_scope, so jobs without one would pass; set it"
         )
     for scope in scopes:
         for chain in ("task_data_filters", "task_result_filters"):

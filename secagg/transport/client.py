@@ -68,9 +68,7 @@ class Patience:
     def __post_init__(self) -> None:
         # This form also refuses NaN.
         if not (self.lost >= 0 and all(number > 0 for number in (self.poll, self.message_bytes, self.slowest))):
-            raise InvalidParameters(
-                "a client's patience must be a number of seconds, and its other limits must be positive"
-            )
+            raise InvalidParameters("a client's patience must be a number of seconds, its other limits positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +258,7 @@ async def contribute(  # noqa: PLR0913 -- all but three have defaults
     if tls is not None and place.scheme == "http":
         raise InvalidParameters(f"{url} does not use TLS, so certificates have no effect; use an https:// address")
     if place.scheme != "https" and not is_loopback(place.host) and http is None:
-        raise InvalidParameters(
-            f"{url} would send answers in the clear; use an https:// address, or http:// on this machine"
-        )
+        raise InvalidParameters(f"{url} would send answers in the clear; use https://, or http:// on this machine")
     if place.userinfo or place.query or not 0 <= (place.port or 0) < 1 << 16:
         raise InvalidParameters("a server address must have no password and no query; use https://HOST:PORT")
     async with AsyncExitStack() as stack:

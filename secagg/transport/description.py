@@ -96,9 +96,7 @@ class SessionDescription:
             )
         is_name = len(self.session) == 2 * NAME_BYTES and set(self.session) <= set("0123456789abcdef")
         if not is_name or not 0 <= self.round_number < _NUMBERS or not 0 < self.answer_bytes < _NUMBERS:
-            raise InvalidParameters(
-                "a session description needs the session's name, and its numbers must not be negative"
-            )
+            raise InvalidParameters("a session description needs a session's name and no negative numbers")
 
     def encode(self) -> bytes:
         """Return it as JSON, with the terms as a text and the round as digits, which every reader preserves."""

@@ -163,9 +163,7 @@ class Exchange:
 
     def too_long(self, length: int) -> Verdict:
         """Return the verdict for an answer that is longer than any to this stage can be."""
-        sentence = (
-            f"an answer to stage {self.number} can have at most {self.longest} bytes; this one has {length} or more"
-        )
+        sentence = f"an answer to stage {self.number} has {length} bytes or more; the limit is {self.longest}"
         return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:

@@ -95,9 +95,7 @@ class Operators:
     def __init__(self, token: str | None = None, *, is_behind_proxy: bool = False) -> None:
         """Use a token, if given; behind a proxy every request comes from this machine, so a token is needed."""
         if token is not None and not _TOKEN.fullmatch(token):
-            raise InvalidParameters(
-                "a token must have at least 16 letters, digits or -._~+/; draw one: openssl rand -hex 32"
-            )
+            raise InvalidParameters("a token needs 16 letters, digits or -._~+/ or more; try: openssl rand -hex 32")
         self.has_token = token is not None
         self._token, self._is_near_enough = f"Bearer {token}".encode(), not (self.has_token or is_behind_proxy)
 

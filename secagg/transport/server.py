@@ -56,9 +56,7 @@ _STRANGER: Final = Verdict(
 )
 _STARTING: Final = Verdict(Answer.STOPPING, "the server has no session yet; ask again")
 _FINISHED: Final = Verdict(Answer.OUT, "the server runs no further session of this task; ask its operator")
-_WRONG: Final = Verdict(
-    Answer.WRONG, "the server does not know this request; server and client need the same version of secagg"
-)
+_WRONG: Final = Verdict(Answer.WRONG, "unknown request; server and client need the same version of secagg")
 _NO_SEAT: Final = Verdict(
     Answer.OUT, "all seats of this sum are taken, or its clients need keys; wait for the next one"
 )

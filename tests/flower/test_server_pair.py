@@ -29,7 +29,7 @@ def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pyt
         with load_server_keys(tmp_path / f"server-{index}.keys", index) as keys:
             assert keys.signing_key().public_key == pair.server_keys[index]
     assert pair.authority == load_roster(tmp_path / "roster.txt").authority
-    assert "whoever has both files can act as both servers" in capsys.readouterr().out
+    assert "the owner of both files can act as both servers" in capsys.readouterr().out
 
 
 def test_both_servers_share_the_key_that_no_client_has(folder: Path) -> None:
