@@ -1,4 +1,4 @@
-"""The ``secagg`` command: it reads arguments and calls the library."""
+"""The ``secagg`` command: reads arguments and calls the library."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- it stays open until the end
         return 0
     except OSError as error:
-        place = "" if isinstance(error, ConnectionError) else "; name another place"
+        place = "" if isinstance(error, ConnectionError) else "; use another path"
         what = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
         print(f"secagg: {what}{place}", file=sys.stderr)
         return 2
 
 
 _MEANT: Final = {"--absent": "--dropped"}
-"""Options that users may try, and ours with the same meaning."""
+"""Options that users may try, each with ours of the same meaning."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
         if found := _CHOICE.fullmatch(message):
             argument, given, known = found.groups()
             choices = known.replace("'", "").split(", ")
-            message = f"{argument}: there is no {given!r}; {suggestion(given, choices)}"
+            message = f"{argument}: unknown value {given!r}; {suggestion(given, choices)}"
         elif message.startswith("unrecognized arguments: --"):
             given = message.split()[2].partition("=")[0]
             message = f"there is no {given}; {suggestion(_MEANT.get(given, given), [*self._option_string_actions])}"
@@ -128,7 +128,7 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="PRESET",
-        help="measure this machine: time of a training run, or without PRESET of one sum of very many clients",
+        help="measure this machine: time of a training run or, without PRESET, of one sum of very many clients",
     )
     planned.add_argument("--clients", type=int, help="clients in a sum (default: 100; with --seconds 1,000,000)")
     planned.add_argument("--bits", type=int, default=8, help="bits of one quantized value (default: %(default)s)")
@@ -158,7 +158,7 @@ def _add_plan_options(planned: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--latency", type=float, default=0.1, help="time of a round trip, in seconds (default: %(default)s)"
     )
-    command.add_argument("--noise", metavar="Z", help="noise multiplier, whose privacy loss to compute")
+    command.add_argument("--noise", metavar="Z", help="noise multiplier; computes its privacy loss")
     command.add_argument("--releases", type=int, help="with --noise: sums that include one client (default: 1)")
     command.add_argument("--delta", type=float, help="with --noise: delta of epsilon (default: 1e-06)")
     planned.set_defaults(run=when_run("secagg.cli.plan", "run_plan"), usual=planned.get_default)

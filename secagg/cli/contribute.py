@@ -1,4 +1,4 @@
-"""``secagg contribute``: one update for the sum that a server holds."""
+"""``secagg contribute``: adds one update to a server's sum."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Update of a client for a session, with the noise and norms that it insists on, as ``NodeSide`` has them."""
+    """A client's update for a session, with its required noise and norms in the form of ``NodeSide``."""
 
     subject: Subject
     update: LazyUpdate
@@ -54,7 +54,7 @@ class _Offer:
 
 
 _UNPLANNED: Final = {"noise", "norm", "epsilon", "delta", "identity"}
-"""Settings that this command cannot encode, and those that have an option of their own."""
+"""Settings that do not apply to this command, or that have a separate option."""
 
 
 def run_contribute(options: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def run_contribute(options: argparse.Namespace) -> int:
         outcome = running(lambda: _contribute(options), options)
     except SystemExit:
         return stopped()
-    # In one write, so that lines of clients at one terminal do not run together.
+    # Use one write, so that lines of several clients in one terminal do not mix.
     sys.stdout.write(outcome.sentence + "\n")
     return 0 if outcome.is_released else 1
 
@@ -90,19 +90,19 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         modes = node.policy.modes
         if description.mode not in modes:
             advice = (
-                "its clients have keys: give this client's with --identity FILE"
+                "its clients have keys: give this client's key with --identity FILE"
                 if identity is None
-                else "start the server with --set roster=FILE, or give --set modes=semi_honest if you trust it"
+                else "start the server with --set roster=FILE or, if you trust it, use --set modes=semi_honest here"
             )
             raise InvalidParameters(
-                f"the server holds a session that is {description.mode}, and this client accepts {', '.join(modes)}; "
-                + advice
+                f"the server's session is in {description.mode} mode, but this client only accepts "
+                f"{', '.join(modes)}; " + advice
             )
-        # Before a name is claimed: nobody waits for a client that is refused here.
+        # Check this before the client claims a name, so that nobody waits for it.
         if type(clients := description.terms.get("clients")) is int and clients < node.policy.minimum_cohort:
             raise InvalidParameters(
-                f"the sum is of {clients} clients, and this client accepts {node.policy.minimum_cohort} or more; "
-                "lower --set minimum_cohort, or take part in another sum",
+                f"the sum has {clients} clients, but this client requires at least {node.policy.minimum_cohort}; "
+                "lower --set minimum_cohort, or join another sum",
                 reason=Reason.BELOW_FLOOR,
             )
         if said[-1:] != [description.session]:
@@ -118,7 +118,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
         offer = joined(description, suspended)
 
         def begin(message: bytes) -> ClientSession:
-            # A plug looks at the first message; the member that it makes may then keep a suspended state.
+            # A plug needs the first message; the member that it makes can then store a suspended state.
             if not members:
                 first = message if suspended is None else b""
                 plug = plug_of(description.protocol, is_suspended=False)
@@ -142,14 +142,14 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 
 
 def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[ClientNode, _UpdateFor]:
-    """Return this client's node, and what makes its update for a session description: from values, or from people."""
-    # A client with a key trusts its authority, and not the server.
+    """Return this client's node, and a function that makes its update for a session description."""
+    # A client with a key trusts its authority, not the server.
     usual = {
         "protocols": (options.protocol,),
         "modes": "semi_honest" if options.identity is None else "active",
     }
     if options.model is None and (options.base or options.examples):
-        raise InvalidParameters("--base and --examples are of a trained model; give --model as well, or leave them out")
+        raise InvalidParameters("--base and --examples only apply with --model; add it, or leave them out")
     if options.statistics is not None:
         return _statistics(options, usual, identity)
     if options.model is not None:
@@ -172,25 +172,25 @@ def _update_of(
 
     if "values" not in description.terms:
         raise InvalidParameters(
-            "the server sums a model or statistics, and no array; give --model or --statistics, as its operator says"
+            "the server sums a model or statistics, not an array; ask its operator, and use --model or --statistics"
         )
     plan, coins = plan_of(description.protocol, description.terms), SystemCoins()
     if description.task != task or values.shape != (description.terms["values"],):
         raise InvalidParameters(
-            f"the server sums {description.terms['values']} values of {description.task!r}; this client has an array "
-            f"of shape {values.shape} for {task!r}; name another --update or --task, or another server"
+            f"the server sums {description.terms['values']} values for task {description.task!r}, but this client "
+            f"has an array of shape {values.shape} for {task!r}; change --update, --task or the server"
         )
     subject = subject_of(plan, description.task, description.round_number, description.terms)
 
-    # A server that changes a bound from sum to sum bisects what it cuts.
+    # A server that varies a bound from sum to sum could bisect the clipped values.
     bounds = {name: repr(description.terms.get(name, 0.0)) for name in ("clip", "max_norm")}
     charges.require_kept(subject.task, bounds)
 
-    # The file was there before any server was asked, so it may be known by its values.
+    # The file existed before any server was contacted, so its values may identify it.
     digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
     spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
     if suspended is None:
-        charges.require_open(spent)  # Before a name is claimed: nobody waits for an update that is refused later.
+        charges.require_open(spent)  # Before the client claims a name: nobody should wait for a refused update.
 
     def charge() -> None:
         charges.keep(subject.task, bounds)
@@ -217,7 +217,7 @@ def _model(options: argparse.Namespace, usual: Mapping[str, Any]) -> tuple[Clien
     if options.base is not None:
         sent = read_model(options.base)
     if options.examples is not None and options.examples < 1:
-        raise InvalidParameters(f"--examples is the number of examples trained on, 1 or more; got {options.examples}")
+        raise InvalidParameters(f"--examples (training examples) must be at least 1; got {options.examples}")
     node = _node(usual, options.set, {"identity"})
     content = hashlib.sha256(bind(Label.SPENT_VALUES, model_digest(trained))).digest()
 
@@ -225,26 +225,26 @@ def _model(options: argparse.Namespace, usual: Mapping[str, Any]) -> tuple[Clien
         terms = terms_of_model(description)
         if description.task != options.task:
             raise InvalidParameters(
-                f"the server sums {description.task!r}, and this client answers {options.task!r}; name another --task"
+                f"the server sums {description.task!r}, but this client only accepts {options.task!r}; change --task"
             )
         if description.terms["model"] != model_digest(sent).hex():
             raise InvalidParameters(
-                "the server has another model than --base; name the file that its operator gave to all clients"
+                "the server's model differs from --base; use the file that its operator gave to all clients"
                 if options.base is not None
-                else "the server sums changes of a model: name the one that was trained from with --base. Without it "
-                "the file itself is summed, for which the server's --model has the same tensors, all of them zeros"
+                else "the server sums changes of a model: set --base to the model before training. Without --base "
+                "the file itself is summed, which requires a server's --model with the same tensors, all zeros"
             )
         if (noise := description.terms["noise"]) != [node.noise, node.norm]:
             raise InvalidParameters(
-                f"the server plans noise and norm of {noise}, and this client {[node.noise, node.norm]}; where the "
-                "server's are what you agreed on, give them as --set noise=... --set norm=...",
+                f"the server plans noise and norm {noise}, but this client requires {[node.noise, node.norm]}; if "
+                "you agreed on the server's values, set --set noise=... --set norm=...",
                 reason=Reason.BELOW_FLOOR,
             )
         if terms.metrics:
-            raise InvalidParameters("the server asks for metrics, and this command has none; name another server")
+            raise InvalidParameters("the server requests metrics, which this command cannot send; use another server")
         if terms.full > 1 and options.examples is None:
             raise InvalidParameters(
-                f"the server weighs clients by their examples, {terms.full} of which count fully; give --examples N"
+                f"the server weights clients by examples, {terms.full} of which count fully; set --examples N"
             )
         node.require_adapter(terms.adapter)
         update = decode_parameters(terms.parameters)
@@ -277,7 +277,7 @@ def _statistics(
     from secagg.analytics.on_platforms import ONCE, Answering
 
     if options.data is None:
-        raise InvalidParameters("--statistics counts people: name their file with --data")
+        raise InvalidParameters("--statistics needs the people's data; set --data")
     site = read_site(Declaration.read(options.statistics), options.data, options.data_version)
     usual = {**usual, "attempts": ONCE.attempts}
     answering = Answering(site, _node(usual, options.set, {"norm", "identity"}))
@@ -285,7 +285,7 @@ def _statistics(
     def update_for(description: SessionDescription, charges: SpentUpdates, suspended: Secret | None) -> _Offer:
         plan = plan_for(site.declaration, description.protocol, description.terms)
         if description.task != options.task:
-            raise InvalidParameters(f"the server asks for {description.task!r}, and this site answers {options.task!r}")
+            raise InvalidParameters(f"the server sums {description.task!r}, but this site answers {options.task!r}")
         subject = subject_of(plan, description.task, description.round_number, description.terms)
         late = answering.late(charges, description.task, description.round_number, identity, is_new=suspended is None)
         return _Offer(subject, late)
@@ -300,16 +300,16 @@ def _values(path: Path) -> NDArray[np.float64]:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.ndarray):
             loaded.close()
-            raise InvalidParameters(f"{path} holds several arrays; give it as --model, or write one with numpy.save")
+            raise InvalidParameters(f"{path} contains several arrays; use --model, or write one with numpy.save")
         return cast("NDArray[Any]", loaded).astype(np.float64, casting="same_kind")
     except OSError as error:
-        raise InvalidParameters(f"{path} cannot be read ({error.strerror}); name a file of numpy.save") from None
+        raise InvalidParameters(f"cannot read {path} ({error.strerror}); use a file written by numpy.save") from None
     except (EOFError, TypeError, ValueError) as error:
-        raise InvalidParameters(f"{path} holds no array of numbers ({error}); write one with numpy.save") from None
+        raise InvalidParameters(f"{path} is not an array of numbers ({error}); write one with numpy.save") from None
 
 
 class _PluggedSession:
-    """A client's session, begun by its first message."""
+    """A client's session, which its first message starts."""
 
     def __init__(self, client: ClientId, begin: Callable[[bytes], ClientSession]) -> None:
         self.client, self._begin = client, begin
@@ -333,7 +333,7 @@ class _PluggedSession:
 
 
 def _node(usual: Mapping[str, Any], assignments: Iterable[str], others: Collection[str]) -> ClientNode:
-    """Return this client with the values of ``--set`` in place of the usual ones."""
+    """Return this client's node; values of ``--set`` replace the defaults."""
     from secagg.options import suggestion
     from secagg.platforms.client_node import RULES, ClientNode
     from secagg.session.client_policy import RULES as LIMITS
@@ -342,7 +342,5 @@ def _node(usual: Mapping[str, Any], assignments: Iterable[str], others: Collecti
     given = assigned(assignments, ClientNode, ClientPolicy)
     known = {*RULES, *LIMITS} - {*others, "authority", "server_keys"}
     if strange := sorted(given.keys() - known):
-        raise InvalidParameters(
-            f"--set {strange[0]} is not an option of a client; {suggestion(strange[0], sorted(known))}"
-        )
+        raise InvalidParameters(f"--set {strange[0]} is not a client setting; {suggestion(strange[0], sorted(known))}")
     return ClientNode.of({**usual, **given})

@@ -1,4 +1,4 @@
-"""One session of the pairwise protocol, with dropouts, and a picture of who sees what."""
+"""``secagg demo``: one session of the pairwise protocol with dropouts, and a picture of who sees what."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MODEL: Final = bytes(32)
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Mask, drop, recover and compare; write a report and a picture, and say where they are."""
+    """Run the session, compare the sum, write a report and a picture, and print where they are."""
     clients, out = int(options.clients), Path(options.out)
-    # Recovery needs the shares of more than half of the clients, and a client's own share does not count.
+    # Recovery needs shares of more than half of the clients, not counting a client's own share.
     most_dropped = clients - clients // 2 - 2
     drop: int = min(2, most_dropped) if options.drop is None else options.drop
     _check_cohort(clients, drop, most_dropped)
@@ -71,7 +71,7 @@ def run_demo(options: argparse.Namespace) -> int:
         f"what the server receives from it\n(uniform modulo 2^{codec.modulus_bits})": session.masked_vector(
             uploads[survivor]
         ),
-        "what the server learns: the sum\n(of few clients, a gap shows who dropped out)": recovered,
+        "what the server learns: the sum\n(with few clients, gaps show who dropped out)": recovered,
     }
     report = {
         "clients": clients,
@@ -99,8 +99,8 @@ def run_demo(options: argparse.Namespace) -> int:
 def _check_cohort(clients: int, drop: int, most_dropped: int) -> None:
     if not LEAST_CLIENTS <= clients <= MOST_CLIENTS:
         raise InvalidParameters(
-            f"--clients must be between {LEAST_CLIENTS} and {MOST_CLIENTS}, which the demo runs in one process; got "
-            f"{clients}"
+            f"--clients must be between {LEAST_CLIENTS} and {MOST_CLIENTS}, because the demo runs in one process; "
+            f"got {clients}"
         )
     if not 0 <= drop <= most_dropped:
         raise InvalidParameters(
@@ -128,7 +128,7 @@ def _update_of(number: int, clients: int) -> Floats:
 
 
 class _Watched(Measured):
-    """Keeps the uploads, as a curious server would."""
+    """Stores the uploads, as a curious server would."""
 
     def __init__(self, session: ServerSession, between: Callable[[], int] = lambda: 0) -> None:
         super().__init__(session, between)

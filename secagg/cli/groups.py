@@ -43,7 +43,7 @@ _OWN: Final = ("clients", "group")
 
 @dataclass(frozen=True, slots=True)
 class GroupSum(Message):
-    """Release of one group's session, all of which its operator knows."""
+    """Release of one group's session; its operator knows all of it."""
 
     kind = MessageKind.GROUP_SUM
     description: Annotated[bytes, variable(DESCRIPTION_BYTES)]
@@ -53,7 +53,7 @@ class GroupSum(Message):
     unbounded: Annotated[tuple[int, ...], repeated(unsigned(4), _MOST)]
 
     def released(self, layout: Layout) -> Released:
-        """Return the session's release, without the reasons for dropped uploads."""
+        """Return the session's release, without the reasons for excluded uploads."""
         aggregate, counted = Aggregate.decode(self.aggregate, layout), frozenset(self.counted)
         if not len(self.counted) == len(counted) == aggregate.contributors:
             raise MalformedMessage("the listed clients differ from the counted ones", reason=Reason.NOT_CANONICAL)
@@ -66,7 +66,7 @@ class GroupSum(Message):
 def group_of(
     options: argparse.Namespace, roster: Roster | None
 ) -> tuple[frozenset[ClientId], Roster | None, dict[str, int | float]]:
-    """Return the invited clients, the roster of only these, and the terms that they receive."""
+    """Return the invited clients, their roster, and the terms that they receive."""
     if roster is not None and options.clients is not None:
         raise InvalidParameters("--clients cannot be combined with a roster, which lists the clients")
     if roster is None and options.clients is None:
@@ -78,14 +78,14 @@ def group_of(
     if len(listed) < _LEAST_CLIENTS:
         counted = "--clients" if roster is None else "the number of clients on the roster"
         raise InvalidParameters(
-            f"{counted} must be at least {_LEAST_CLIENTS}, because in a sum of two each knows the other's update; got "
-            f"{len(listed)}"
+            f"{counted} must be at least {_LEAST_CLIENTS}, because in a sum of two each learns the other's update; "
+            f"got {len(listed)}"
         )
     group, groups = _place(options)
     numbers = divided(len(listed), groups)[group - 1] if groups > 1 else range(1, len(listed) + 1)
     if len(numbers) > _MOST_AT_ONCE:
         raise InvalidParameters(
-            f"{len(numbers):,} clients are above one server's limit of {_MOST_AT_ONCE:,}; divide them with --group"
+            f"{len(numbers):,} clients exceed one server's limit of {_MOST_AT_ONCE:,}; divide them with --group"
         )
     chosen = listed[numbers.start - 1 : numbers.stop - 1]
     invited = [each if isinstance(each, ClientId) else ClientId(each) for each in chosen]
@@ -124,13 +124,13 @@ def read_sum(path: Path) -> tuple[SessionDescription, GroupSum]:
     sums, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if digest != _digest(sums):
         raise InvalidParameters(
-            f"{path} is not the sum of a group, or is damaged; copy the file of `secagg serve --group` again"
+            f"{path} is not a group's sum, or is damaged; copy the file of `secagg serve --group` again"
         )
     try:
         found = GroupSum.decode(sums)
         return SessionDescription.decode(found.description), found
     except PeerError as error:
-        raise InvalidParameters(f"{path} is not a sum of a group ({error}); all servers need one version") from None
+        raise InvalidParameters(f"{path} is not a group's sum ({error}); all servers need the same version") from None
 
 
 def run_add(options: argparse.Namespace) -> int:
@@ -148,7 +148,7 @@ def run_add(options: argparse.Namespace) -> int:
         _require_same(path, other, first, description)
         plan_of(other.protocol, other.terms)
         if (before := groups.get(other.terms["group"])) is not None:
-            raise InvalidParameters(f"{before} and {path} are both of group {other.terms['group']}; leave one out")
+            raise InvalidParameters(f"{before} and {path} are both sums of group {other.terms['group']}; leave one out")
         groups[other.terms["group"]] = path
         total = joined([total, _released(path, found, layout)], layout, capacity)
     write_mean(options.out, plan.mean(total))
@@ -160,7 +160,7 @@ def run_add(options: argparse.Namespace) -> int:
         more = f" and {missing - _NAMED:,} more" if missing > _NAMED else ""
         print(f"not in it: the clients of group {', '.join(named)}{more} of {of_groups:,}")
     print(revealed([*map(len, total.revealed)], count))
-    print("the sums have no noise, so the files reveal each of them exactly; delete files that you no longer need")
+    print("the sums have no noise, so each file reveals its sum exactly; delete files that you no longer need")
     return 0
 
 
@@ -180,7 +180,7 @@ def _place(options: argparse.Namespace) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise InvalidParameters(f"--group must be K/N, such as 2/4; got {options.group!r}")
     if options.round is None:
-        raise InvalidParameters("--group needs --round, the same at the servers of all groups")
+        raise InvalidParameters("--group requires --round, with the same value for all groups")
     return int(number), int(count)
 
 
@@ -188,7 +188,7 @@ def _released(path: Path, found: GroupSum, layout: Layout) -> Released:
     try:
         return found.released(layout)
     except PeerError as error:
-        raise InvalidParameters(f"{path} is not a sum of its group ({error}); copy it again") from None
+        raise InvalidParameters(f"{path} is not its group's sum ({error}); copy it again") from None
 
 
 def _require_same(path: Path, description: SessionDescription, first: Path, expected: SessionDescription) -> None:

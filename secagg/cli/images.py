@@ -23,9 +23,9 @@ def build(options: argparse.Namespace) -> int:
     """Build an image, and print its size and digest."""
     kind, _, rest = options.listen.partition(":")
     if not (is_port(rest) if kind == "vsock" else kind == "virtio" and rest):
-        raise InvalidParameters(f"--listen of an image must be vsock:PORT or virtio:NAME; got {options.listen}")
+        raise InvalidParameters(f"an image's --listen must be vsock:PORT or virtio:NAME; got {options.listen}")
     if options.evidence == "gramine":
-        raise InvalidParameters("Gramine needs no image; an image must have --evidence nsm, tsm or simulated")
+        raise InvalidParameters("Gramine uses no image; set --evidence to nsm, tsm or simulated")
     if options.acpi and options.evidence != "tsm":
         raise InvalidParameters("--acpi requires --evidence tsm (TDX); other hardware does not measure ACPI tables")
     words = {"listen": options.listen, "evidence": options.evidence}
@@ -51,7 +51,7 @@ def measure_snp(options: argparse.Namespace) -> int:
     """Print the policy that accepts an image that QEMU boots under this firmware."""
     kernel, initramfs, command_line = _parts_for(options.image, "tsm")
     digest = launch_digest(
-        _read(options.firmware, "name the firmware that QEMU boots"),
+        _read(options.firmware, "give the firmware that QEMU boots"),
         kernel,
         initramfs,
         command_line,
@@ -79,12 +79,12 @@ def parts_of(folder: Path) -> tuple[bytes, bytes, bytes]:
 
 
 def _parts_for(folder: Path, evidence: str) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of an image; refuse one that asks other hardware for its evidence."""
+    """Return the parts of an image; refuse an image for other hardware."""
     parts = parts_of(folder)
     said = [word.removeprefix("secagg.evidence=") for word in parts[2].decode().split() if "secagg.evidence=" in word]
     if said != [evidence]:
         raise InvalidParameters(
-            f"{folder} was built for --evidence {', '.join(said) or 'nothing'} and would not start on this hardware; "
+            f"{folder} was built for --evidence {', '.join(said) or 'nothing'} and cannot start on this hardware; "
             f"build it with --evidence {evidence}"
         )
     return parts

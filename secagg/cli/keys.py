@@ -1,4 +1,4 @@
-"""``secagg keys``: keys of clients, and the authority's roster of certificates."""
+"""``secagg keys``: clients' keys, and the authority's roster of certificates."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _MARK_BYTES: Final = 8
 
 
 def make_all(options: argparse.Namespace) -> int:
-    """Write the keys of a trial: an authority's, those of clients without one, the roster, and optionally servers'."""
+    """Write a trial's keys: the authority's, missing ones of clients, the roster, and optionally the servers'."""
     if options.clients is None:
         raise InvalidParameters(
-            "name a COMMAND, such as new, or make all keys of a trial with --clients N; --help lists the commands"
+            "give a COMMAND, such as new, or make all keys of a trial with --clients N; --help lists the commands"
         )
     clients, first, out = int(options.clients), int(options.first), Path(options.out)
     if not 1 <= clients <= _MOST_CLIENTS or first < 0:
@@ -54,15 +54,15 @@ def make_all(options: argparse.Namespace) -> int:
     made, is_new = make_identities(out, map(ClientId, range(first, first + clients)), SystemCoins())
     if is_new:
         print(f"{out / AUTHORITY_FILE}: a new authority; keep it where no server can read it")
-    print(f"{out}/client-<id>.key: {made} new of {clients}; for a trial, because this folder held every client's key")
-    print(f"{out / ROSTER_FILE}: public; the server's setting `roster` names it")
+    print(f"{out}/client-<id>.key: {made} of {clients} are new; for a trial only: this folder has all clients' keys")
+    print(f"{out / ROSTER_FILE}: public; use it as the server's setting `roster`")
     if options.trial_servers:
         from secagg.protocols.two_servers import SERVERS_FILE, make_trial_pair, server_file
 
         is_new = make_trial_pair(out, SystemCoins())
         print(f"{out / server_file(0)}, {out / server_file(1)}: {'new' if is_new else 'there already'}; for a trial,")
-        print("  because whoever has both files can act as both servers; two operators use `secagg server keys`")
-        print(f"{out / SERVERS_FILE}: public; the setting secagg-servers of every client and of the server names it")
+        print("  because the owner of both files can act as both servers; two operators use `secagg server keys`")
+        print(f"{out / SERVERS_FILE}: public; use it as the setting secagg-servers of the server and every client")
     return 0
 
 
@@ -71,20 +71,20 @@ def make_own(options: argparse.Namespace) -> int:
     asked = options.out.with_suffix(".request")
     if options.replaces is not None:
         if options.client is not None or options.authority is not None:
-            raise InvalidParameters("--replaces takes client and authority from the old key; leave out both options")
+            raise InvalidParameters("--replaces reuses client and authority; remove --client and --authority")
         live = load_identity(options.replaces)
         client, authority, key = live.client, live.authority.public_key, live.signing_key
     else:
         if options.client is None or options.authority is None:
             raise InvalidParameters(
-                "name --client N and --authority KEY, or --replaces FILE for another key of a client"
+                "give --client N and --authority KEY, or --replaces FILE for a new key of an existing client"
             )
         client, authority, key = _client(options.client), authority_in(options.authority), None
     kit = None if options.kit is None else load_kit(options.kit)
     request = new_identity(options.out, client, authority, SystemCoins(), key)
     replace(asked, (request.encode() + ("" if kit is None else kit.vouch(request))).encode("ascii"), PUBLIC)
     print(f"{options.out}: the private key of client {client.value}; it stays here")
-    print(f"{asked}: give it to the authority, and tell it the mark {_mark(request)} over another channel, e.g. a call")
+    print(f"{asked}: give it to the authority, and confirm the mark {_mark(request)} over another channel, e.g. a call")
     print(f"{certificate_file(options.out)}: put the authority's certificate here")
     return 0
 
@@ -97,9 +97,9 @@ def sign(options: argparse.Namespace) -> int:
         sites, root = read_sites(options.sites), None if options.root is None else _root(options.root)
         for path, request in asked.items():
             require_vouched(request, _lines(path)[1], sites, root, system_clock())
-        print(f"kits vouch for all requests: who issues them, or writes {options.sites}, must not run the server")
+        print(f"kits vouch for all requests: their issuer and the author of {options.sites} must not run the server")
     elif options.root is not None:
-        raise InvalidParameters("--root is for --sites, the list of the sites whose kits vouch; name both")
+        raise InvalidParameters("--root only applies with --sites, the list of sites whose kits vouch; set both")
     replaced = None if options.replace is None else _client(options.replace)
     if replaced is not None and any(path.is_dir() for path in options.requests):
         raise InvalidParameters("--replace takes the file of one request, because a folder may hold a stranger's")
@@ -133,12 +133,12 @@ def rotate_key(options: argparse.Namespace) -> int:
     rotate(options.roster, load_authority(options.key), new)
     print(f"{options.new}: the authority's key from now on; keep it where no server can read it. Its public key:")
     print(new.public_key.hex())
-    print(f"Each client runs `secagg keys follow KEY {options.roster.name}`, and keeps its key and its budget")
+    print(f"Each client runs `secagg keys follow KEY {options.roster.name}`; its key and its budget do not change")
     return _signed(options.roster)
 
 
 def follow_authority(options: argparse.Namespace) -> int:
-    """Let a client trust its authority's next key."""
+    """Make a client trust its authority's next key."""
     own = follow(options.own, load_roster(options.roster), Store.at(state_folder()))
     print(f"{options.own}: client {own.client.value} trusts {own.authority.public_key.hex()} from now on")
     return 0
@@ -153,7 +153,7 @@ def begin(options: argparse.Namespace) -> int:
 
 
 def authority_in(text: str) -> bytes:
-    """Return an authority's key from hexadecimal digits or from its roster file."""
+    """Return an authority's key, from hexadecimal digits or its roster file."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
@@ -173,7 +173,7 @@ def _signed(roster: Path) -> int:
 
 
 def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
-    """Yield request files; of a folder's, those whose certificates do not lie beside them already."""
+    """Yield request files; from a folder, only those without a certificate next to them."""
     certified = roster.read_text(encoding="ascii") if roster.exists() else ""
     for path in paths:
         if not path.is_dir():
@@ -181,7 +181,7 @@ def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
         elif found := sorted(each for each in path.glob("*.request") if each.is_file()):
             for each in found:
                 if certificate_file(each).exists() and _read(each).public_key.hex() in certified:
-                    print(f"{each}: passed over, because its key was certified before")
+                    print(f"{each}: skipped, because its key is already certified")
                 else:
                     yield each
         else:
@@ -189,7 +189,7 @@ def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
 
 
 def _lines(path: Path) -> tuple[str, str]:
-    """Return a request and the line of its kit, which may be empty."""
+    """Return a request and its kit's line, which may be empty."""
     request, _, kit = path.read_text(encoding="ascii").partition("\n")
     return request, kit
 
@@ -198,7 +198,7 @@ def _root(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidParameters(f"{path} is no certificate of a root in PEM ({error})") from None
+        raise InvalidParameters(f"{path} is not a root certificate in PEM ({error})") from None
 
 
 def _read(path: Path) -> Request:

@@ -1,4 +1,4 @@
-"""``secagg holder`` and ``secagg server``: holders of the one-message protocol, and the second of two servers."""
+"""``secagg holder`` and ``secagg server``: run a holder of the one-message protocol, or the second of two servers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_key(options: argparse.Namespace) -> int:
         try:
             durable.create(path, bytes(seed.expose()))
         except FileExistsError:
-            raise InvalidParameters(f"{path} exists; name another --out, or remove the key that is there") from None
+            raise InvalidParameters(f"{path} exists; use another --out, or remove the old key") from None
         print(SigningKey(seed).public_key.hex())
     return 0
 
@@ -197,14 +197,14 @@ def make_operator_keys(options: argparse.Namespace) -> int:
             if getattr(options, name) is not None:
                 raise InvalidParameters(f"--{name} cannot be combined with --trial, which makes both keys")
         is_new = make_trial_pair(out, SystemCoins())
-        print(f"{out}: the keys of both servers, {'new' if is_new else 'there already'}. A trial protects nobody.")
+        print(f"{out}: the keys of both servers, {'new' if is_new else 'existing'}. A trial protects nobody.")
         return 0
     if options.role is None:
-        raise InvalidParameters("name the server with --role 0 or --role 1; --trial makes the keys of both")
+        raise InvalidParameters("choose the server with --role 0 or --role 1; --trial makes the keys of both")
     out.mkdir(parents=True, exist_ok=True)
     if options.peer is None:
         if options.roster is not None:
-            raise InvalidParameters("--roster only applies with --peer: it says who certifies the clients")
+            raise InvalidParameters("--roster only applies with --peer: it names the clients' authority")
         make_server_keys(out, options.role, SystemCoins())
         print(f"{out / server_file(options.role)}: private; only this server's operator may have it")
         print(f"{out / public_file(options.role)}: public; give it to the other operator, and pass theirs as --peer")
@@ -219,7 +219,7 @@ def make_operator_keys(options: argparse.Namespace) -> int:
 def serve_second_server(options: argparse.Namespace) -> int:
     """Serve as server 1 until SIGTERM or SIGINT, and return the exit status."""
     if options.threads < 1:
-        raise InvalidParameters(f"--threads is {options.threads}; at least one thread evaluates")
+        raise InvalidParameters(f"--threads must be at least 1; got {options.threads}")
     if options.maximum_hours > _MOST_HOURS:
         raise InvalidParameters(f"--maximum-hours must be at most {_MOST_HOURS}; got {options.maximum_hours}")
     names = [name.strip() for name in options.suites.split(",")]
@@ -240,14 +240,14 @@ def serve_second_server(options: argparse.Namespace) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with serving(), load_server_keys(options.keys, 1) as keys:
-        # Version 0.2 kept a round's root there; now a round ends with its process.
+        # Version 0.2 stored a round's root there; now a round ends with its process.
         durable.erase(options.journal / "round.journal")
         with closing(StandingRounds(options.journal)) as rounds:
             state = f"resumed after {rounds.count} rounds" if rounds.count else "new"
             server = StandingServer(
                 keys, pair.operators[0], policy, rounds, coins=SystemCoins(), threads=options.threads
             )
-            said = f"secagg server: server/1 stands at {options.listen}, {state}. Two servers in one hand protect"
+            said = f"secagg server: server/1 is ready at {options.listen}, {state}. Two servers of one operator protect"
             serve_standing(server, options.listen, SystemCoins(), ready=lambda: print(f"{said} nobody.", flush=True))
     return 0
 
@@ -277,7 +277,7 @@ def _description(path: Path) -> Iterator[str]:
                 yield f"{private.server} signs with {private.public.signing_key.hex()}; this file is private"
         case _ if path.is_dir():
             with closing(StandingRounds(path)) as rounds:
-                yield f"{rounds.count} rounds of {rounds.tasks} tasks were begun"
+                yield f"{rounds.count} rounds of {rounds.tasks} tasks were started"
         case _:
             yield from _configuration(path)
 

@@ -1,4 +1,4 @@
-"""Options of the commands for keys, helpers and sums over HTTP; each command's module is imported when it runs."""
+"""Options of the commands for keys, helpers and sums over HTTP. A command's module is only imported when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import spreading
 _SETTING: Final = re.compile(r"(?<![\w./-])(the server's )?secagg-([a-z]+(?:-[a-z]+)*)(?!\.?[\w/-])")
 """A platform's setting in an error message, but not a file name of that form."""
 _OF_SERVER: Final = "clip"
-"""Setting that only the server has, as an option, and that a client's log may mention."""
+"""Server option that a client's log may mention."""
 _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
@@ -41,7 +41,7 @@ def protocol_name(text: str) -> str:
 
 
 def in_own_words(text: str, options: argparse.Namespace) -> str:
-    """Return a text with platforms' settings spelled as options, for a command that has ``--set``."""
+    """Return a text with platform settings spelled as options of a command with ``--set``."""
     if not hasattr(options, "set"):
         return text
 
@@ -128,8 +128,8 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
         "--holder", action="append", required=True, metavar="HEX", help="a holder's public key; repeat for each holder"
     )
     record.add_argument("--number", type=int, required=True, metavar="N", help="epoch number, above all earlier ones")
-    record.add_argument("--corrupted", type=int, default=1, help="number that may collude with the server (default: 1)")
-    record.add_argument("--absent", type=int, default=0, help="number of other holders that may be absent (default: 0)")
+    record.add_argument("--corrupted", type=int, default=1, help="holders that collude with the server (default: 1)")
+    record.add_argument("--absent", type=int, default=0, help="other holders that may be absent (default: 0)")
     record.add_argument("--suite", choices=("classic", "hybrid"), default="classic", help="(default: classic)")
     record.add_argument("--hours", type=float, default=24.0, help="lifetime of the epoch (default: 24)")
     record.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the record")
@@ -171,7 +171,7 @@ def _add_server(command: argparse.ArgumentParser) -> None:
             "serve",
             help="run server 1, for all rounds that server 0 offers and its policy accepts",
             description="Run server 1 until SIGTERM or SIGINT. Server 0, such as that of a Flower app, offers a "
-            "configuration for each round. A restart remembers the rounds that began, but ends the current one.",
+            "configuration for each round. A restarted server remembers past rounds, but ends the current one.",
         )
     )
     _add_keys(
@@ -276,9 +276,9 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     keys = commands.add_parser(
         "keys",
         help="keys of clients, and the authority's roster of them",
-        description="A client makes its key with `keys new` and the authority signs its request with `keys sign`. "
-        "For a trial, --clients makes the authority, all keys and the roster in one folder; run it again with another "
-        "--first for more clients.",
+        description="A client makes its key with `keys new`, and the authority signs it with `keys sign`. For a trial, "
+        "--clients makes the authority, all keys and the roster in one folder; for more clients, run it again "
+        "with another --first.",
     )
     keys.add_argument("--clients", type=int, help="for a trial: number of keys to make")
     keys.add_argument("--first", type=int, default=0, help="id of the first client (default: %(default)s)")
@@ -303,7 +303,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     signs = kinds.add_parser("sign", help="the authority: certify the keys of requests")
     signs.add_argument("requests", type=Path, nargs="+", metavar="REQUEST", help="request, or folder of *.request")
     signs.add_argument(
-        "--replace", type=int, metavar="N", help="accept a new key of client N without a proof by its old key"
+        "--replace", type=int, metavar="N", help="accept a new key of client N without a signature by its old key"
     )
     signs.add_argument("--days", type=int, default=365, help="validity of certificates (default: %(default)s)")
     signs.add_argument(
@@ -341,7 +341,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
 def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
     serve = commands.add_parser(
         "serve",
-        allow_abbrev=False,  # A file of tasks may not abbreviate what is for all of them.
+        allow_abbrev=False,  # A file of tasks must not abbreviate options that apply to all tasks.
         help="serve one sum over HTTP, for clients that run `secagg contribute`",
         usage="secagg serve (--values N --clip C | --model FILE) --clients N --out FILE [option ...]",
         description="Serve one sum, or one for each task of a file, and write the mean of its updates.",
@@ -351,7 +351,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     serve.add_argument("--protocol", type=protocol_name, default="pairwise", help=PROTOCOLS)
     serve.add_argument("--values", type=int, help="number of values of an update")
     serve.add_argument(
-        "--model", type=Path, metavar="FILE", help="model (.npz, .safetensors) whose changes to sum, not --values"
+        "--model", type=Path, metavar="FILE", help="model (.npz, .safetensors) whose changes to sum; not with --values"
     )
     serve.add_argument("--clip", type=float, help="maximum absolute value of an update (default: 4.0 with --model)")
     serve.add_argument(
@@ -426,8 +426,8 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     add = commands.add_parser(
         "add",
         help="add the sums of all groups, and write the mean",
-        description="Add the sums of groups of clients, each written by `secagg serve --group K/N`, and write the mean "
-        "of all updates. Sums of other plans or rounds are refused, and so are clients in two groups.",
+        description="Add the sums of groups, each written by `secagg serve --group K/N`, and write the mean of all "
+        "updates. Sums of other plans or rounds, and clients in two groups, are refused.",
     )
     add.add_argument("sums", type=Path, nargs="+", metavar="FILE", help="the sum of one group")
     add.add_argument("--out", type=Path, required=True, metavar="FILE", help="file for the mean, .npy")

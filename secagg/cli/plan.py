@@ -1,4 +1,4 @@
-"""``secagg plan``: costs of compression schemes and protocols for a model."""
+"""``secagg plan``: prints the costs of compression schemes and protocols for a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_plan(options: argparse.Namespace) -> int:
     others = _OF_SECONDS if options.seconds is None else _OF_SIZES
     if strange := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) != options.usual(name)]:
         needed = "only applies with" if options.seconds is None else "cannot be combined with"
-        raise InvalidParameters(f"{strange[0]} {needed} --seconds; change either")
+        raise InvalidParameters(f"{strange[0]} {needed} --seconds")
     if options.seconds is not None:
         return run_seconds(options)
     report, network = options.json, Network(options.megabits, options.latency)
@@ -103,15 +103,15 @@ def _floats(file: Path) -> Mapping[str, NDArray[Any]]:
 def _clips(options: argparse.Namespace) -> Iterator[str]:
     """Suggest a clip for an update, the difference of two models."""
     if options.model is None or options.model.suffix == ".json":
-        raise InvalidParameters("--base is the model before training; give the trained one with --model FILE")
+        raise InvalidParameters("--base is the model before training; pass the trained model with --model FILE")
     trained, before = _floats(options.model), _floats(options.base)
     if {name: each.shape for name, each in trained.items()} != {name: each.shape for name, each in before.items()}:
-        raise InvalidParameters("--model and --base have tensors of other names or shapes; name two of one model")
+        raise InvalidParameters("--model and --base have different tensor names or shapes; use two files of one model")
     update = {name: each - before[name] for name, each in trained.items()}
     for bits in sorted({options.bits, USUAL_BITS}):
         yield (
-            f"With {bits} bits a value, --clip {clip_for(update, bits=bits):g} leaves room for changes half as large "
-            "again as these."
+            f"With {bits} bits per value, --clip {clip_for(update, bits=bits):g} leaves room for changes 1.5 times "
+            "as large as these."
         )
 
 
@@ -132,9 +132,9 @@ def _shapes_in(file: Path) -> Shapes:
         with file.open("rb") as opened:
             content = opened.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidParameters(f"cannot read {file}: {error.strerror}; name a JSON file with --model") from None
+        raise InvalidParameters(f"cannot read {file}: {error.strerror}; pass a JSON file with --model") from None
     if len(content) > _MOST_FILE_BYTES:
-        raise InvalidParameters(f"{file} is larger than 16 MiB; JSON has names and shapes, not values")
+        raise InvalidParameters(f"{file} is larger than 16 MiB; the JSON must only have names and shapes, no values")
     try:
         read: Any = json.loads(content)
     except (ValueError, RecursionError):

@@ -53,7 +53,7 @@ SHORT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "unchecked": "is_checked",
 }
-"""Options with their own names, and the settings that they set."""
+"""Options whose names differ from their settings."""
 
 
 def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type of its subparsers privately
@@ -164,7 +164,7 @@ def _require_ranges(options: argparse.Namespace) -> None:
         ("threads", options.threads, 1, MOST_THREADS),
     ):
         if not least <= value <= most:
-            raise InvalidParameters(f"--{name} is in {least}..{most}; got {value}")
+            raise InvalidParameters(f"--{name} must be between {least} and {most}; got {value}")
 
 
 def _rehearsal(
@@ -210,7 +210,7 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
     """Return a protocol's settings.
 
     Args:
-        facts: values known to the rehearsal, by the names of settings; a protocol uses those that it has.
+        facts: values known to the rehearsal, by setting name; a protocol uses those that it has.
         short: values of the given options in ``SHORT``.
         assigned: ``name=value`` for other settings.
     """
@@ -218,7 +218,7 @@ def _settings_of(entry: ProtocolEntry, facts: Mapping[str, Any], short: Mapping[
     given = dict[str, Any]()
     for option, text in short.items():
         if SHORT[option] not in known:
-            raise InvalidParameters(f"--{option} is not for {entry.name}, but for {_owners(SHORT[option])}")
+            raise InvalidParameters(f"--{option} only applies to {_owners(SHORT[option])}, not to {entry.name}")
         with spelled(f"--{option}"):
             given[SHORT[option]] = known[SHORT[option]].parsed(text)
     return planned_settings(entry, facts, given, assigned, called="--set")
@@ -240,11 +240,11 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
         ("block-size", options.block_size, name == "pq"),
     ):
         if value is not None and not belongs:
-            raise InvalidParameters(f"--{option} is not for --compression {name}")
+            raise InvalidParameters(f"--{option} does not apply to --compression {name}")
     if name == _PLAIN:
         bits = 16 if options.bits is None else options.bits
         if not 1 <= bits <= MAXIMUM_MODULUS_BITS:
-            raise InvalidParameters(f"--bits is in 1..{MAXIMUM_MODULUS_BITS}; got {bits}")
+            raise InvalidParameters(f"--bits must be between 1 and {MAXIMUM_MODULUS_BITS}; got {bits}")
         return WindowedInputs(
             input_bits=bits,
             length=options.dimension,
@@ -265,7 +265,7 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
 
 
 def _room_for_noise(options: argparse.Namespace) -> int:
-    """Return the number of additional bits that a ring needs for the noise of the session."""
+    """Return the number of additional bits that a ring needs for the session's noise."""
     if options.noise is None:
         return 0
     with spelled("--noise"):
@@ -273,7 +273,7 @@ def _room_for_noise(options: argparse.Namespace) -> int:
 
         multiplier = declared(NoiseSettings)["noise_multiplier"].parsed(options.noise)
     if multiplier <= 0:
-        raise InvalidParameters(f"--noise is positive; got {options.noise}")
+        raise InvalidParameters(f"--noise must be positive; got {options.noise}")
     share: Fraction = multiplier * 2 * (math.isqrt(options.dimension) + 1)
     # Room for four standard deviations of uniform values, and of the noise of few clients.
     return math.ceil(4 * (1 + share)).bit_length()
@@ -400,7 +400,7 @@ def _text(summary: dict[str, Any], threads: int) -> Iterator[str]:
         + (f"; {summary['peak memory MiB']} MiB at the peak, everybody included" if summary["peak memory MiB"] else "")
     )
     if summary["checks are shared"]:
-        yield "each signature was verified once for all clients; without --share-checks each verifies what it is shown"
+        yield "each signature was verified once for all clients; without --share-checks each client verifies its own"
 
 
 def _people(summary: dict[str, Any]) -> Iterator[str]:
@@ -413,8 +413,8 @@ def _people(summary: dict[str, Any]) -> Iterator[str]:
     yield from (f"left out: {client}: {reason}" for client, reason in summary["left out"].items())
     yield from (f"fault: {fault}" for fault in summary["faults"])
     for name, length in summary["largest norms"].items():
-        bound = "not bounded, since nobody checks it" if length is None else f"at most {length:.4g}, whatever it sent"
-        yield f"length of one client's part in the sum, {name}: {bound}"
+        bound = "unbounded, because nobody checks it" if length is None else f"at most {length:.4g}, even if malicious"
+        yield f"norm of one client's contribution to the sum, {name}: {bound}"
 
 
 def _sizes(summary: dict[str, Any]) -> Iterator[str]:

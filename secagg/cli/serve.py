@@ -1,4 +1,4 @@
-"""``secagg serve``: the sums of one or several tasks over HTTP, for clients that run ``secagg contribute``."""
+"""``secagg serve``: serves the sums of one or several tasks over HTTP to clients that run ``secagg contribute``."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ _LOG: Final = logging.getLogger("secagg")
 _AGAIN_SECONDS: Final = 1.0
 _THREADS: Final = 8
 _START_SECONDS: Final = 5.0
-"""Time in which several tasks must open, or refuse their options, before others begin."""
+"""Time that all tasks have to open, or to refuse their options, before any begins."""
 _OF_UPDATES: Final = ("values", "clip", "bits")
 """Terms of a sum of arrays of values only."""
 _BITS: Final = 16
 _OF_ROUNDS: Final = ("down", "rate", "harm", "metrics", "evaluation_metrics", "metric_bound")
-"""Settings of updates that one sum of files has no use for."""
+"""Settings of updates that do not apply to a single sum of files."""
 _DRAWING, _SEATS = 28 * 28, 3
-"""For a page: values of a drawing, and the default number of visitors of a sum."""
+"""For --page: number of values of a drawing, and the default number of visitors in a sum."""
 _LEAST_ANSWER, _SHARES, _PER_CLIENT = 1 << 20, 16, 1 << 12
-"""No answer is longer than these bytes, times the packed update, and for each client."""
+"""Maximum length of an answer: these bytes, plus the packed update times this factor, plus bytes per client."""
 _OF_PROCESS: Final = (
     *("allow_origin", "behind_proxy", "cert", "client_certs", "key", "listen", "log_level", "memory", "metrics_token"),
     *("page", "task", "tasks"),
 )
-"""Options of the process, which no task of a file has for itself."""
+"""Options of the process, which a task in a file cannot set."""
 _OF_ONE: Final = ("metrics", "out", "state", "storage")
-"""Options that name what belongs to one task alone."""
+"""Options with a path that tasks must not share."""
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Hold the sum of each task, write its mean, and return the exit status."""
+    """Run each task's sum, write its mean, and return the exit status."""
     options.is_written, tasks = False, _tasks(options)
     for each in tasks:
         with _named(each):
@@ -91,18 +91,18 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def _tasks(options: argparse.Namespace) -> list[argparse.Namespace]:
-    """Return the options of each task: those of the command, or of each table of the file of tasks in addition."""
+    """Return the options of each task: the command's, overridden by its table in the file of tasks."""
     path, options.label = options.tasks, ""
     if path is None:
         return [options]
     if options.page or options.task != options.usual("task"):
-        raise InvalidParameters(f"{path} names the tasks, and none has a page; leave --task and --page out")
+        raise InvalidParameters(f"--task and --page cannot be combined with --tasks {path}; leave them out")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameters(f"{path} is not a file of TOML ({error}); see `secagg serve --help`") from None
+        raise InvalidParameters(f"{path} is not valid TOML ({error}); see `secagg serve --help`") from None
     if not tables or "" in tables or not all(isinstance(table, dict) for table in tables.values()):
-        raise InvalidParameters(f"{path} has a table for each task, [NAME], and its options below that")
+        raise InvalidParameters(f"{path} must have a table [NAME] for each task, with its options below")
     tasks = list[argparse.Namespace]()
     for name, table in tables.items():
         own = argparse.Namespace(**{**vars(options), "task": name, "label": f"{path}, [{name}]: "})
@@ -114,17 +114,17 @@ def _tasks(options: argparse.Namespace) -> list[argparse.Namespace]:
             if (value := getattr(each, name)) is not None:
                 other = taken.setdefault(Path(value).resolve(), each.task)
                 if other != each.task:
-                    raise InvalidParameters(f"{path}: {other} and {each.task} have one --{name}, {value}; name two")
+                    raise InvalidParameters(f"{path}: {other} and {each.task} share --{name}, {value}; use two")
     return tasks
 
 
 def _arguments(table: Mapping[str, Any]) -> list[str]:
-    """Return a task's options as a command has them: settings are a table, and a flag is true."""
+    """Return a task's options as command-line arguments; settings are a table, and a flag is true."""
     found = list[str]()
     for key, value in table.items():
         name = key.replace("_", "-")
         if name.replace("-", "_") in _OF_PROCESS:
-            raise InvalidParameters(f"--{name} is for all tasks; give it to the command")
+            raise InvalidParameters(f"--{name} applies to all tasks; set it on the command line")
         if isinstance(value, dict):
             settings = cast("dict[str, Any]", value)
             found += (f"--{name}={setting}={one}" for setting, one in settings.items())
@@ -133,13 +133,13 @@ def _arguments(table: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, str | int | float):
             found.append(f"--{name}={value}")
         else:
-            raise InvalidParameters(f"{name} is a text, a number, true, or a table of settings; got {value!r}")
+            raise InvalidParameters(f"{name} must be a string, a number, true, or a table of settings; got {value!r}")
     return found
 
 
 @contextmanager
 def _named(options: argparse.Namespace) -> Generator[None]:
-    """Say which task of a file an error is about."""
+    """Prefix errors with their task, if tasks come from a file."""
     try:
         yield
     except SecAggError as error:
@@ -148,7 +148,7 @@ def _named(options: argparse.Namespace) -> Generator[None]:
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """Fill in what a page, a model or a declaration decides, or refuse what is missing or cannot be combined."""
+    """Fill in options that a page, a model or a declaration determines; refuse missing or conflicting ones."""
     options.declared = None
     is_encoded = options.values is not None or options.bits is not None
     options.bits = _BITS if options.bits is None else options.bits
@@ -160,23 +160,22 @@ def _complete(options: argparse.Namespace) -> None:
         options.declared = Declaration.read(options.statistics)
         if options.page or options.group or options.values is not None or options.clip is not None:
             raise InvalidParameters(
-                "--statistics decides --values and --clip, and goes with neither --page nor --group; leave them out"
+                "--statistics cannot be combined with --values, --clip, --page or --group; leave these out"
             )
         options.values, options.clip = 0, 0.0
     if not options.page:
         needed = ("values", "clip", "out") if options.model is None else ("out",)
         if missing := [name for name in needed if getattr(options, name) is None]:
             raise InvalidParameters(
-                f"give --{', --'.join(missing)} as well"
-                + ("" if options.model else ", or --page for a page that decides them")
+                f"also set --{', --'.join(missing)}" + ("" if options.model else ", or use --page, which sets them")
             )
         return
     if options.state or options.group or options.engine or options.values is not None or options.round is not None:
         raise InvalidParameters(
-            "--page decides --values and --round, and goes with none of --state, --group and --engine"
+            "--page cannot be combined with --values, --round, --state, --group or --engine; leave these out"
         )
     if options.protocol != "pairwise":
-        raise InvalidParameters("the page takes part by pairwise masks; leave --protocol out")
+        raise InvalidParameters("--page only supports --protocol pairwise; leave --protocol out")
     options.values, options.clip = _DRAWING, 1.0 if options.clip is None else options.clip
     if options.clients is None and not any(each.startswith("roster=") for each in options.set):
         options.clients = _SEATS
@@ -187,8 +186,8 @@ def _complete_model(options: argparse.Namespace, *, is_encoded: bool) -> None:
 
     if is_encoded or options.page or options.group or options.engine or options.statistics is not None:
         raise InvalidParameters(
-            "--model has its tensors summed as a Flower app's are, so it cannot be combined with --values, --bits, "
-            "--statistics, --page, --group or --engine; leave these out"
+            "--model sums tensors like a Flower app, so it cannot be combined with --values, --bits, --statistics, "
+            "--page, --group or --engine; leave these out"
         )
     if options.out is not None:
         require_form(options.out)
@@ -202,7 +201,7 @@ def _shown(plan: Session[Any], released: Released) -> bytes:
 
 
 def _write(options: argparse.Namespace, held: _Held, released: Released) -> str:
-    """Write the mean, the statistics or a group's sum, and return its description; it is on disk when this returns."""
+    """Write the mean, the statistics or a group's sum to disk, and return its description."""
     from secagg.analytics import Plan
     from secagg.platforms.round_task import RoundTask
 
@@ -231,14 +230,14 @@ def _write_model(options: argparse.Namespace, held: _Held, task: RoundTask, rele
 
 
 async def _keep(options: argparse.Namespace, held: _Held, released: Released) -> bytes:
-    """Write the sum; as long as there is no room for it, it is in this process alone, which tries again."""
+    """Write the sum; if the disk is full, keep it in memory and retry."""
     shown, said = _shown(cast("Session[Any]", held.plan), released) if options.page else b"", ""
     while options.out is not None:
         try:
             written = await asyncio.to_thread(_write, options, held, released)
         except OSError as error:
             if said != (said := str(error)):
-                _LOG.warning("the sum is released and cannot be written (%s); make room, this tries again", said)
+                _LOG.warning("the sum is released but cannot be written (%s); free disk space, this retries", said)
             await asyncio.sleep(_AGAIN_SECONDS)
         else:
             print(f"{options.out}: {written}", flush=True)
@@ -257,13 +256,13 @@ async def _serve(options: argparse.Namespace, each: Sequence[argparse.Namespace]
     own, loop = own_credentials(options), asyncio.get_running_loop()
     tls = None if own is None else ServerTls(own, options.client_certs)
     if tls is None and options.client_certs is not None:
-        raise InvalidParameters("--client-certs is about TLS; give --cert and --key as well")
+        raise InvalidParameters("--client-certs requires TLS; also set --cert and --key")
     if tls is not None:
         loop.add_signal_handler(signal.SIGHUP, tls.renew)
     host, port = address("--listen", options.listen)
     token = options.metrics_token and options.metrics_token.read_text(errors="replace").strip()
     operators = Operators(token, is_behind_proxy=options.behind_proxy)
-    # A task that waits for a disk or a helper takes no thread from another.
+    # One more thread per task, so that a task that waits for a disk or a helper does not delay others.
     loop.set_default_executor(ThreadPoolExecutor(_THREADS + len(each)))
     with ExitStack() as resources:
         tasks, metrics = list[_Task](), counters()
@@ -282,21 +281,21 @@ async def _serve(options: argparse.Namespace, each: Sequence[argparse.Namespace]
         async with listening(app, host, port, tls=tls, limits=limits, is_behind_proxy=options.behind_proxy) as listened:
             try:
                 errors = await asyncio.gather(*(task.run(f"{host}:{listened}") for task in tasks))
-                # From here on a signal only cuts short what clients are told.
+                # From here on a signal only stops notifying clients.
                 options.is_written = not any(errors)
             finally:
                 await asyncio.gather(*(task.server.told() for task in tasks if task.is_begun))
         if failed := [task.options.task for task, error in zip(tasks, errors, strict=True) if error is not None]:
             raise ConnectionError(
-                f"{len(failed)} of {len(tasks)} tasks ended without a sum: {', '.join(failed)}; the log says why"
+                f"{len(failed)} of {len(tasks)} tasks ended without a sum: {', '.join(failed)}; see the log"
             )
 
 
 class _Task:
-    """One task of a server: its sum, and the sessions of it; nothing that fails here reaches another task."""
+    """One task of a server, with its sum and sessions; its errors do not affect other tasks."""
 
     def __init__(self, options: argparse.Namespace, count: int, metrics: Metrics, resources: ExitStack) -> None:
-        """Prepare one of so many tasks, each of which has an equal part of the memory and of spare connections."""
+        """Prepare one of ``count`` tasks, which share memory and spare connections equally."""
         from secagg.session.durable import require_own_folder
         from secagg.transport.server import SumServer
 
@@ -304,7 +303,7 @@ class _Task:
         options.share, options.parts = (options.memory << 20) // count, count
         self._settings = _settings(options)
         if options.state is not None:
-            require_own_folder(options.state)  # A storage may be within it, and is tried first.
+            require_own_folder(options.state)  # The storage may be in this folder, and is tried first.
             options.storage = options.storage or (str(options.state / "storage") if options.engine else None)
         workers = resources.enter_context(workers_for(find(options.protocol), options, Telling()))
         self._sums = _Sum(options, self._settings, resources, workers)
@@ -323,7 +322,7 @@ class _Task:
         return await asyncio.to_thread(self._sums.held)
 
     async def run(self, place: str) -> Exception | None:
-        """Hold the task's sessions; of several tasks, one returns why it has no sum, and one alone raises it."""
+        """Run the task's sessions; raise the error of a single task, but return that of one of several."""
         from secagg.transport.description import TASK
 
         TASK.set(self.options.task)
@@ -344,13 +343,13 @@ class _Task:
         name = "" if self._is_one else f", task {options.task}"
         print(f"listening at {place}, session {held.description.session}, {held.description.mode}{name}", flush=True)
         if held.description.mode != ACTIVE:
-            _LOG.warning("%s; --set roster=FILE has them trust certified keys", TRUST[False])
+            _LOG.warning("%s; with --set roster=FILE they trust certified keys instead", TRUST[False])
         if not self._settings.tolerated_dropouts(clients := len(sums.invited)):
-            _LOG.warning("all %d clients are needed for a sum; invite more, so that some may be lost", clients)
+            _LOG.warning("the sum needs all %d clients; invite more to tolerate dropouts", clients)
         self.is_begun = True
         if held.session is None:
             self.server.recall(held.description, held.ending)
-            print(f"the process before this one wrote {options.out}: {held.ending}", flush=True)
+            print(f"an earlier process wrote {options.out}: {held.ending}", flush=True)
             return
         while held.session is not None:
             try:
@@ -364,7 +363,7 @@ class _Task:
                 _LOG.warning("a session ended without a sum: %s", str(error))
             if not options.page:
                 return
-            # One session after another until a signal; one that ends without a sum ends no other.
+            # Run one session after another until a signal, even if a session ends without a sum.
             held = await sums.next(held.description.round_number + 1)
 
 
@@ -384,14 +383,14 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     parts, idle = {""}, tuple[str, ...]()
     if options.model is None:
         alike[f"{PREFIX}weighting"] = "uniform"
-        why = "only --model has noise, and --clip, --bits and --values say how updates are encoded"
+        why = "only --model supports noise, and --clip, --bits and --values determine how updates are encoded"
     else:
         alike |= {} if options.clip is None else {f"{PREFIX}clip": options.clip}
-        parts, idle, why = {"", "updates"}, (*_OF_ROUNDS, "clip"), "--clip cuts changes, and one sum has no rounds"
+        parts, idle, why = {"", "updates"}, (*_OF_ROUNDS, "clip"), "--clip limits changes, and a sum has no rounds"
     if twice := sorted((alike.keys() - {f"{PREFIX}clip"}) & given.keys()):
         raise InvalidParameters(
-            f"--set cannot change {twice[0].removeprefix(PREFIX)}: --protocol and --form choose these, and only "
-            "clients of --model weigh by their examples"
+            f"--set cannot change {twice[0].removeprefix(PREFIX)}: use --protocol and --form; weights by examples "
+            "need --model"
         )
     used = {
         name.replace("_", "-"): each.option.part in parts and name not in idle
@@ -401,25 +400,25 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
     if strange := [name for key in given if (name := key.removeprefix(PREFIX)) not in known]:
         name = strange[0]
         raise InvalidParameters(
-            f"--set {name} would do nothing here: {why}; leave it out"
+            f"--set {name} has no effect here: {why}; leave it out"
             if name in used
-            else f"--set {name} is no setting of `secagg serve`; {suggestion(name, known)}"
+            else f"--set {name} is not a setting of `secagg serve`; {suggestion(name, known)}"
         )
     if f"{PREFIX}max-norm" in given and (options.protocol != ENCLAVE or options.declared is not None):
         raise InvalidParameters(
-            f"--set max-norm bounds updates that an enclave sees, and --protocol {options.protocol} or --statistics "
-            "has none: take --protocol enclave and --values, or leave it out"
+            f"--set max-norm needs an enclave that sees updates, which --protocol {options.protocol} or "
+            "--statistics lacks: use --protocol enclave and --values, or leave it out"
         )
     if f"{PREFIX}stage-timeout" in given and options.protocol not in (ENCLAVE, ONE_MESSAGE):
         raise InvalidParameters(
-            f"--set stage-timeout limits the answers of an enclave or of holders, and {options.protocol} has neither: "
-            "take --exchange-seconds for the clients' answers"
+            f"--set stage-timeout limits answers of an enclave or of holders, which {options.protocol} does not "
+            "have: use --exchange-seconds for the clients' answers"
         )
     settings = SecAggSettings.from_run_config({**given, **alike})
     if settings.is_calibrated or settings.custom or settings.turns > 1:
         raise InvalidParameters(
-            "--set compression takes fixed-point, pruning-0.9 and the like, or peak here, and --set tensors no turns: "
-            "what scales and turns follow from is learned in earlier rounds, which one sum does not have"
+            "here --set compression must be fixed-point, pruning-0.9 or similar, or peak, and --set tensors must "
+            "have no turns: other schemes and turns need earlier rounds, which a single sum does not have"
         )
     if options.declared is not None:
         from secagg.analytics.on_platforms import settings_of
@@ -427,7 +426,7 @@ def _settings(options: argparse.Namespace) -> SecAggSettings:
         settings = settings_of(settings, options.declared)
     if options.page and settings.suite not in {None, "classic"}:
         raise InvalidParameters(
-            "the page speaks suite classic: WebCrypto has ML-KEM in few browsers; leave --set suite out, or --page"
+            "--page only supports suite classic: few browsers have ML-KEM in WebCrypto; leave out --set suite or --page"
         )
     return settings
 
@@ -452,20 +451,20 @@ def _limits(options: argparse.Namespace, clients: int) -> WireLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """Session of a server: opened now, or left by an earlier process."""
+    """A server's session: a new one, or one left by an earlier process."""
 
     session: ServerSession | None
-    """None where its sum is written, and clients are only to be told."""
+    """None if its sum is written and only clients must still be notified."""
     description: SessionDescription
     plan: Session[Any] | Plan | RoundTask
     admission: Admission
     number: int = 0
-    """Number of the stage that is open."""
+    """Number of the open stage."""
     ending: str = ""
 
 
 class _Sum:
-    """The sum that the options ask for, and how a session of it is opened or resumed."""
+    """The sum that the options describe; opens and resumes its sessions."""
 
     def __init__(
         self, options: argparse.Namespace, settings: SecAggSettings, resources: ExitStack, workers: Spreading
@@ -482,7 +481,7 @@ class _Sum:
         self.store = None if options.state is None else _store_in(options.state, resources)
 
     def _invite(self, kept: Path | None = None) -> None:
-        """Invite who is on the roster, or on one that an earlier process kept, and write down what they are told."""
+        """Invite the clients of the roster, or of an earlier process's roster, and set their terms."""
         from secagg.session.identities import load_roster
 
         options, settings = self.options, self.settings
@@ -498,7 +497,7 @@ class _Sum:
             self.terms["statistics"] = options.declared.digest.hex()
 
     async def next(self, least: int) -> _Held:
-        """Read the roster again, and open another session; wait until clients suffice for one."""
+        """Read the roster again, and open another session once there are enough clients."""
         said = ""
         while True:
             try:
@@ -506,42 +505,42 @@ class _Sum:
                 return self.held(least)
             except (InvalidParameters, CapacityExceeded) as error:
                 if said != (said := str(error)):
-                    _LOG.warning("no session can begin: %s; the roster is read again every second", said)
+                    _LOG.warning("no session can begin: %s; the roster is reread every second", said)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def held(self, least: int = 0) -> _Held:
-        """Resume the session of the store, or open another one, whose round is not below ``least``."""
+        """Resume the stored session, or open a new one with a round number of at least ``least``."""
         from secagg.transport.description import SessionDescription
 
         if self.store is None or (kept := self.store.get()) is None:
             return self._begun(least)
-        if self.store.roster.exists():  # The authority's may have grown since the session began.
+        if self.store.roster.exists():  # The authority's roster may have grown since the session began.
             self._invite(self.store.roster)
         description = SessionDescription.decode(kept.description)
         if kept.ending and self._is_about(description):
-            # The sum is written, and its clients may not have been told.
+            # The sum is written, but clients may not have been notified.
             return self._held_for(description, None, ending=kept.ending.decode())
         if not kept.ending and self._can_go_on(kept):
             return self._gone_on(description, kept)
-        _LOG.warning("the earlier session is over, or cannot be resumed; this is a new one")
+        _LOG.warning("the earlier session is over, or cannot be resumed; starting a new one")
         self._invite()
         return self._begun()
 
     def _can_go_on(self, kept: ServerRecord) -> bool:
-        """Whether the session outlived its process; it is refused to a server that adds its uploads in another way."""
+        """Whether the session can be resumed; refuse a server that adds uploads in another way."""
         is_spread, by_workers = self._spread.goes_on, self.options.engine is not None
         if (is_spread and not by_workers) or (kept.snapshot and by_workers):
             who, how = ("workers add", "resume with") if is_spread else ("its server adds", "leave out")
             raise InvalidParameters(
-                f"{self.options.state} keeps a session whose uploads {who}; {how} --engine, or name another --state"
+                f"{self.options.state} has a session whose uploads {who}; {how} --engine, or use another --state"
             )
         return bool(kept.snapshot) or is_spread
 
     def _gone_on(self, description: SessionDescription, kept: ServerRecord) -> _Held:
         if not self._is_about(description):
             raise InvalidParameters(
-                f"{self.options.state} keeps a session of {description.protocol} about {description.task!r}, round "
-                f"{description.round_number}, of other arguments; give the same ones again, or name another --state"
+                f"{self.options.state} has a session of {description.protocol} for task {description.task!r}, round "
+                f"{description.round_number}, with other arguments; use the same ones again, or another --state"
             )
         if kept.snapshot:
             return self._held_for(description, self._session_of(kept.snapshot), number=kept.stage)
@@ -553,7 +552,7 @@ class _Sum:
     def _held_for(
         self, description: SessionDescription, session: ServerSession | None, *, number: int = 0, ending: str = ""
     ) -> _Held:
-        """Return the session of a session description; names that were claimed stay with who claimed them."""
+        """Return the session of a session description; claimed names stay with their owners."""
         from secagg.transport.proof import Certified, FirstCome
 
         plan = self._plan_in(description)
@@ -589,8 +588,8 @@ class _Sum:
         )
         if (length := len(description.encode())) > DESCRIPTION_BYTES:
             raise InvalidParameters(
-                f"clients read descriptions of at most {DESCRIPTION_BYTES:,} bytes, and this one has {length:,}, some "
-                "for each tensor: name fewer by --set tensors, or join some of them"
+                f"clients accept descriptions of at most {DESCRIPTION_BYTES:,} bytes, but this one has {length:,}, "
+                "because every tensor adds some: select fewer with --set tensors, or join some"
             )
         if self.store is not None and self.options.engine is not None:
             session = self._spread.opened(partial(self._opened, plan, subject), begins=True)
@@ -599,7 +598,7 @@ class _Sum:
         return self._held_for(description, session)
 
     def _planned(self, number: int) -> Session[Any] | Plan | RoundTask:
-        """Return how updates of a round are encoded, and put what follows from a model into the terms."""
+        """Return the plan of a round's updates; for a model, add its terms."""
         options = self.options
         if self.model is None:
             return plan_for(options.declared, options.protocol, self.terms)
@@ -626,7 +625,7 @@ class _Sum:
         )
 
     def _longest_answer(self, packed: int) -> int:
-        """Return how long an answer may be: with room for every protocol's shares as far as memory has that."""
+        """Return the maximum length of an answer, with room for every protocol's shares if memory permits."""
         from secagg.transport.description import COPIES
 
         base = _LEAST_ANSWER + _PER_CLIENT * len(self.invited)
@@ -634,8 +633,8 @@ class _Sum:
         if (least := base + packed) > most:
             parts = self.options.parts
             raise InvalidParameters(
-                f"an update of this size travels in up to {least:,} bytes, which are held twice while they are read"
-                f"{f', and {parts} tasks share the memory' if parts > 1 else ''}; give --memory "
+                f"an upload of this size needs up to {least:,} bytes, which are held twice while they are "
+                f"read{f', and {parts} tasks share the memory' if parts > 1 else ''}; raise --memory to "
                 f"{parts * (1 + (COPIES * least >> 20))} or more (MiB)"
             )
         return min(base + _SHARES * packed, most)
@@ -644,7 +643,7 @@ class _Sum:
         options, number = self.options, description.round_number
         given = (options.protocol, options.task, number if options.round is None else options.round, self._mode)
         self._planned(number)
-        # Those of a model hold a seed, which the session keeps.
+        # A model's parameters contain a seed, which the session stores.
         terms, own = ({**each, "parameters": None} for each in (description.terms, self.terms))
         said = (description.protocol, description.task, number, description.mode, description.form, terms)
         return said == (*given, self.settings.form, own)
@@ -655,14 +654,14 @@ class _Sum:
 
         if self.options.protocol == "pairwise":
             return str(self.settings.trust)
-        # LightSecAgg is for a server that follows the protocol, also where clients are certified.
+        # LightSecAgg assumes a server that follows the protocol, even if clients are certified.
         return ACTIVE if self.roster and self.options.protocol != LIGHT_SECAGG else "semi_honest"
 
     @property
     def _spread(self) -> SpreadInState:
         store = self.store
         if store is None:
-            raise InternalError("a sum that is kept stands in the folder of a store")
+            raise InternalError("a resumable sum needs a store")
         return SpreadInState(
             self.options.state / "sum", self.workers, lambda: (kept := store.get()) is not None and not kept.ending
         )
@@ -671,7 +670,7 @@ class _Sum:
         from secagg.crypto.secret import Secret
 
         if (restore := find(self.options.protocol).restore) is None:
-            raise InvalidParameters(f"{self.options.state} keeps a session of another version; name another --state")
+            raise InvalidParameters(f"{self.options.state} has a session of another version; use another --state")
         with Secret("server snapshot", stored) as snapshot:
             return restore(snapshot, self.invited)
 
@@ -714,5 +713,5 @@ def _store_in(folder: Path, resources: ExitStack) -> ServerStore:
 
     store = ServerStore(folder)
     resources.callback(os.close, held := os.open(folder, os.O_RDONLY))
-    claim(held, f"{folder} is in use; one server at a time resumes its session")
+    claim(held, f"{folder} is in use by another server; use another --state")
     return store

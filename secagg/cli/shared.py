@@ -1,4 +1,4 @@
-"""Common parts of commands that serve, and of ``serve`` and ``contribute``; and ``secagg enclave serve``."""
+"""Shared by ``serve`` and ``contribute``, and by commands that serve; and ``secagg enclave serve``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 ACTIVE: Final = "active"
-TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, and not the server")
+TRUST: Final = ("clients trust the server to follow the protocol", "clients trust certified keys, not the server")
 """Sentences for semi-honest and for active mode."""
 _PORTS: Final = 1 << 16
 _TERMS: Final = dict.fromkeys(("clients", "all_clients", "group", "groups", "values", "bits"), int) | {"clip": float}
@@ -42,7 +42,7 @@ _MOST_VALUES: Final = 1 << 28
 
 
 def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
-    """Return the session that encodes updates. Terms from a server are not checked against a client's policy here."""
+    """Return the session that encodes updates. This does not check a server's terms against a client's policy."""
     import numpy as np
 
     from secagg.quick.model_session import Session
@@ -51,7 +51,7 @@ def plan_of(protocol: str, terms: Mapping[str, Any]) -> Session[Any]:
     due = _TERMS | ({_MAX_NORM: float} if _MAX_NORM in terms else {})
     is_whole = {name: type(value) for name, value in terms.items()} == due
     if not (is_whole and 1 <= terms["group"] <= terms["groups"]):
-        raise InvalidParameters(f"terms of a sum are {', '.join(_TERMS)}; both ends need one version of secagg")
+        raise InvalidParameters(f"a sum's terms must be {', '.join(_TERMS)}; both ends need the same version of secagg")
     if not 1 <= terms["values"] <= _MOST_VALUES:
         raise InvalidParameters(f"an update must have 1 to {_MOST_VALUES:,} values; got {terms['values']}")
     return Session.for_model(
@@ -78,7 +78,7 @@ def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, An
         return plan_of(protocol, terms)
     if terms.get("statistics") != declared.digest.hex():
         raise InvalidParameters(
-            f"the server sums other statistics than this side's declaration {declared.name!r}; compare the two files",
+            f"the server sums other statistics than this site's declaration {declared.name!r}; compare the two files",
             reason=Reason.BELOW_FLOOR,
         )
     return Plan(declared)
@@ -102,7 +102,7 @@ def terms_of_model(description: SessionDescription) -> Terms:
 
     if not {"about", "parameters", "model", "noise"} <= (given := description.terms).keys():
         raise InvalidParameters(
-            "the server sums values or statistics, not a model; use --update or --statistics, as its operator says",
+            "the server sums values or statistics, not a model; ask its operator, and use --update or --statistics",
             reason=Reason.BELOW_FLOOR,
         )
     try:
@@ -123,7 +123,7 @@ def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping
     try:
         name = task.encode()
     except UnicodeEncodeError:
-        raise InvalidParameters("--task must be valid UTF-8; name another task") from None
+        raise InvalidParameters("--task must be valid UTF-8; use another name") from None
     return replace(plan.subject(task=name, round_number=number, model=()), terms=terms_digest(terms))
 
 
@@ -155,13 +155,13 @@ class JsonLines(logging.Formatter):
 
 
 def running(work: Callable[[], Coroutine[Any, Any, Result]], options: argparse.Namespace) -> Result:
-    """Run until the work ends, or until SIGTERM or SIGINT, with logs as JSON, on a terminal as text."""
+    """Run until the work ends, or until SIGTERM or SIGINT; logs are text on a terminal and JSON elsewhere."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(options, is_for_people=sys.stderr.isatty()))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for each in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(each).setLevel(logging.WARNING)
-    # It warns of malformed requests, which anybody can send.
+    # It would warn of malformed requests, which anybody can send.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))
@@ -196,7 +196,7 @@ def own_credentials(options: argparse.Namespace) -> Credentials | None:
     from secagg.transport.tls import Credentials
 
     if (options.cert is None) != (options.key is None):
-        raise InvalidParameters("--cert and --key must be set together; set both, or none")
+        raise InvalidParameters("--cert and --key must be set together; set both or neither")
     return None if options.cert is None else Credentials(certificate=options.cert, key=options.key)
 
 
@@ -218,7 +218,7 @@ def assigned(assignments: Iterable[str], *classes: type[Any]) -> dict[str, Any]:
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not equals:
-            raise InvalidParameters(f"--set takes NAME=VALUE; got {assignment!r}")
+            raise InvalidParameters(f"--set must be NAME=VALUE; got {assignment!r}")
         name = option.replace("-", "_")
         with spelled(f"--set {option}"):
             given[name] = known[name].parsed(text) if name in known else text

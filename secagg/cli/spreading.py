@@ -1,4 +1,4 @@
-"""Options and output of sums that are added by workers, and of sums over groups with one session each."""
+"""Options and output of sums that workers add, and of sums over groups with one session each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Spreading:
     """``add_through(session, state=None, is_kept=...)`` lets the workers add the uploads; None without workers."""
 
     def opened(self, session: ServerSession) -> None:
-        """Let the workers, if there are any, add the uploads of a session; it cannot be resumed after a crash."""
+        """If there are workers, let them add a session's uploads; it cannot be resumed after a crash."""
         if self.add_through is not None:
             self.add_through(session)
 
@@ -102,7 +102,7 @@ def workers_for(
         show(figures)
         figures.tell(found.metrics, **({"task": options.task} if "task" in options else {}))
         if options.metrics is not None:
-            # A collector of metrics must never read half a file.
+            # A metrics collector must never read an incomplete file.
             written = options.metrics.with_name(options.metrics.name + ".new")
             written.write_text(found.metrics.text())
             written.replace(options.metrics)
@@ -112,14 +112,14 @@ def workers_for(
     ) -> None:
         if not isinstance(session, Server):
             raise InvalidParameters(
-                "--engine is for sums with standing holders; name their sockets in --set holders=..., or leave it out"
+                "--engine requires standing holders; set --set holders=... to their sockets, or leave out --engine"
             )
         own = state or State(Path(folder) / f"sum-{next(numbers)}", SystemCoins(), lasts=False)
         session.add_through(lambda cut: SpreadSum(cut, engine, own, storage, is_kept=is_kept, progress=told))
 
     with TemporaryDirectory() as folder:
         storage, numbers = options.storage or f"{folder}/storage", count()
-        # Checked before any upload: updates in a sum that cannot be finished would be used up.
+        # Check this before any upload: a sum that cannot finish would waste its updates.
         require_usable(storage)
         if options.metrics is not None:
             writable(options.metrics)
@@ -149,7 +149,7 @@ class SpreadInState:
         """Open a session with the recorded coins, if there are any, and let the workers add its uploads.
 
         Args:
-            begins: begin a new sum and ignore the recorded one, which ended or was never announced.
+            begins: start a new sum and ignore the recorded one, which ended or was never announced.
         """
         from secagg.crypto.entropy import SystemCoins
         from secagg.scale.spread import RecordedCoins, State
@@ -291,8 +291,8 @@ def revealed(sizes: Sequence[int], counted: int) -> str:
     """Describe the sums that the server learned."""
     least, most = min(sizes), max(sizes)
     if least == counted:
-        return f"revealed: the sum of all {counted:,}, and no other"
-    return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients, and not only that of all {counted:,}"
+        return f"revealed: only the sum of all {counted:,}"
+    return f"revealed: {len(sizes)} sums, over {least:,} to {most:,} clients each, not only the sum of all {counted:,}"
 
 
 # --- Also used for one session ----------------------------------------------------------------------------------------
@@ -308,10 +308,10 @@ def rounding_error(rehearsal: Rehearsal, result: Rehearsed) -> float | None:
 
 
 def verdict(summary: dict[str, Any]) -> str:
-    """Say whether the sum equals that of the inputs, and how much rounding changed it."""
+    """Say whether the sum equals the inputs' sum, and how much rounding changed it."""
     error, has_noise = summary["rounding error in steps"], bool(summary["noise deviations"])
     if error is None or has_noise:
-        how = "as near as its noise reaches to" if has_noise else "exactly"
+        how = "up to its noise" if has_noise else "exactly"
         return f"the sum is {how if summary['sum is exact'] else 'NOT'} the plain sum of their inputs"
     due = (summary["contributors"] / 12) ** 0.5
     within = "within the rounding of each" if summary["sum is exact"] else "NOT within the rounding of each"

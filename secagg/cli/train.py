@@ -69,7 +69,7 @@ def add_options(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
 def run_training(options: argparse.Namespace) -> int:
     """Train one run, and print its results."""
     if options.config is None and options.preset is None:
-        raise InvalidParameters("name what to train: --preset NAME, or --config FILE")
+        raise InvalidParameters("choose a run: --preset NAME, or --config FILE")
     require_torch()
     from secagg.training.configuration import changed, read, to_toml, versions_here
     from secagg.training.driver import Progress, train
@@ -185,7 +185,7 @@ def _told(summary: dict[str, Any]) -> list[str]:
     if summary["overflow"] is not None:
         lines.append(f"overflow: {percent(summary['overflow'])} of the coordinates")
     if summary["epsilon"] is not None:
-        lines.append(f"epsilon: {summary['epsilon']:.3g} for the client that was in most rounds")
+        lines.append(f"epsilon: {summary['epsilon']:.3g} for the client in the most rounds")
     if summary["failed rounds"]:
         lines.append(f"{summary['failed rounds']} rounds released nothing, because too many clients were lost")
     return lines
@@ -215,7 +215,7 @@ def run_seconds(options: argparse.Namespace) -> int:
     if options.seconds:
         return _training(options)
     if options.set:
-        raise InvalidParameters("--set changes a training run; name its preset with --seconds")
+        raise InvalidParameters("--set changes a training run; choose its preset with --seconds PRESET")
     return _scale(options)
 
 
@@ -294,5 +294,5 @@ def _training(options: argparse.Namespace) -> int:
         f"accounting, {against_float32(found.factor, 1)})"
     )
     print(f"{in_bytes(found.bytes_up_in_all)} up and {in_bytes(found.bytes_down_in_all)} down, of all clients together")
-    print(f"some {in_bytes(found.memory_bytes)} of memory in addition to the data")
+    print(f"about {in_bytes(found.memory_bytes)} of memory in addition to the data")
     return 0

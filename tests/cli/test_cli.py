@@ -60,7 +60,7 @@ def test_an_impossible_demo_is_refused_with_what_to_change(
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert "name another place" in refusal(capsys, "demo", "--out", str(tmp_path / "file"))
+    assert "use another path" in refusal(capsys, "demo", "--out", str(tmp_path / "file"))
 
 
 def test_who_is_lost_is_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("rund", "argument COMMAND: there is no 'rund'; did you mean round? (`secagg --help`)"),
+        ("rund", "argument COMMAND: unknown value 'rund'; did you mean round? (`secagg --help`)"),
         ("plan --model femnst", "femnst is neither .npz nor .safetensors; name a file of named tensors"),
         (
             "plan --blocks 99 --codewrds 64",
@@ -122,13 +122,13 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
         ("plan --blocks 99 --dropouts=3", "there is no --dropouts; did you mean --dropped? (`secagg plan --help`)"),
         (
             "plan --blocks 99 --suite=x",
-            "argument --suite: there is no 'x'; there are classic, hybrid (`secagg plan --help`)",
+            "argument --suite: unknown value 'x'; there are classic, hybrid (`secagg plan --help`)",
         ),
         ("demo --clents=3", "there is no --clents; did you mean --clients? (`secagg demo --help`)"),
         ("demo spare", "unrecognized arguments: spare (`secagg demo --help`)"),
         (
             "server kees",
-            "argument COMMAND: there is no 'kees'; did you mean keys? (`secagg server --help`)",
+            "argument COMMAND: unknown value 'kees'; did you mean keys? (`secagg server --help`)",
         ),
         (
             "round --protocol secagg+",

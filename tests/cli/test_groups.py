@@ -106,7 +106,7 @@ def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> Non
     wrong = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in range(len(whole))]
     for data in (*wrong, whole[:-1], whole + b"\0", b"", whole[:40]):
         path.write_bytes(data)
-        with pytest.raises(InvalidParameters, match=r"a\.sum is not the sum of a group, or is damaged"):
+        with pytest.raises(InvalidParameters, match=r"a\.sum is not a group's sum, or is damaged"):
             read_sum(path)
 
 
@@ -116,10 +116,10 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     for data in (record, (tmp_path / "a.npy").read_bytes()):
         path.write_bytes(data)
-        with pytest.raises(InvalidParameters, match="is not the sum of a group, or is damaged"):
+        with pytest.raises(InvalidParameters, match="is not a group's sum, or is damaged"):
             read_sum(path)
         path.write_bytes(data + hashlib.sha256(bind(Label.GROUP_SUM, data)).digest())
-        with pytest.raises(InvalidParameters, match=r"is not a sum of a group \("):
+        with pytest.raises(InvalidParameters, match=r"is not a group's sum \("):
             read_sum(path)
 
 
@@ -171,7 +171,7 @@ def test_a_sum_of_no_group_is_refused(
     write_sum(tmp_path / "b.sum", strange, released_of(description, 4, 5, 6))
     sums = [kept(tmp_path / "a.sum", description_of(3), 1, 2, 3), str(tmp_path / "b.sum")]
     said = refusal(capsys, tmp_path, *(reversed(sums) if is_first else sums))
-    assert "terms of a sum are" in said or (not is_first and "differ in" in said)
+    assert "a sum's terms must be" in said or (not is_first and "differ in" in said)
 
 
 def test_a_sum_of_another_layout_than_its_description_is_refused(
@@ -195,7 +195,7 @@ def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
     said = capsys.readouterr().out
     assert "the mean of 7 of 9 clients' updates" in said
     assert "not in it: the clients of group 2 of 3" in said
-    assert "revealed: 2 sums, over 3 to 4 clients, and not only that of all 7" in said
+    assert "revealed: 2 sums, over 3 to 4 clients each, not only the sum of all 7" in said
     assert "the sums have no noise" in said
 
 
@@ -205,7 +205,7 @@ def test_of_one_group_the_sum_is_all_that_is_known(capsys: pytest.CaptureFixture
     assert main(["add", kept(tmp_path / "a.sum", description, 1, 2, 3), "--out", str(tmp_path / "mean")]) == 0
     said = capsys.readouterr().out
     assert (tmp_path / "mean").exists()  # numpy would name it otherwise
-    assert "revealed: the sum of all 3, and no other" in said
+    assert "revealed: only the sum of all 3" in said
     assert "not in it: the clients of group 1, 3, 4, 5, 6," in said
     assert "21 and 1,099,511,627,755 more of 1,099,511,627,776" in said
 
@@ -240,8 +240,8 @@ def test_a_group_counts_once(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         kept(tmp_path / "a.sum", description_of(3), 1, 2, 3),
         kept(tmp_path / "b.sum", description_of(3), 4, 5, 6),
     )
-    assert "both of group 1; leave one out" in refusal(capsys, tmp_path, one, again)
-    assert "a.sum are both of group 1; leave one out" in refusal(capsys, tmp_path, one, one)
+    assert "both sums of group 1; leave one out" in refusal(capsys, tmp_path, one, again)
+    assert "a.sum are both sums of group 1; leave one out" in refusal(capsys, tmp_path, one, one)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_what_is_no_group_is_refused(group: str) -> None:
 
 
 def test_groups_are_of_one_round_and_no_smaller_than_a_cohort() -> None:
-    with pytest.raises(InvalidParameters, match="--group needs --round"):
+    with pytest.raises(InvalidParameters, match="--group requires --round"):
         group_of(options_of("1/2", round_number=None), None)
     with pytest.raises(InvalidParameters, match=r"10 clients make 1\.\.5 groups"):
         group_of(options_of("1/6"), None)

@@ -153,7 +153,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys(
     assert main(["holder", "record", *record, *listed]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--key", str(tmp_path / "0"), "--authority"]
-    assert "not the one that this holder trusts" in refusal(capsys, *serve, public[1])
+    assert "another authority than this holder trusts" in refusal(capsys, *serve, public[1])
     served = list[dict[str, Any]]()
 
     def serve_one(service: Any, *_: object, **__: object) -> None:
@@ -173,7 +173,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     key = tmp_path / "key"
     assert main(["holder", "keys", "--out", str(key)]) == 0
     public = capsys.readouterr().out.strip()
-    assert "remove the key that is there" in refusal(capsys, "holder", "keys", "--out", str(key))
+    assert "remove the old key" in refusal(capsys, "holder", "keys", "--out", str(key))
     record = ["holder", "record", "--authority", str(key), "--number", "1", "--out", str(tmp_path / "record")]
     assert "hex digits" in refusal(capsys, *record, "--holder", "00")
     others = [part for number in range(3) for part in ("--holder", f"{number + 1:064x}")]

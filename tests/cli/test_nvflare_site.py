@@ -131,4 +131,4 @@ def test_files_that_cannot_be_read_are_not_replaced(
     assert said in capsys.readouterr().err
     assert (kit / "local" / name).read_text() == text
     assert forced(kit / "startup") == 2
-    assert "name the folder of a site's kit" in capsys.readouterr().err
+    assert "give the folder of a site's kit" in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_a_change_is_read_and_a_clip_proposed_that_it_fits_in(
     write_model(tmp_path / "base.npz", before)
     write_model(tmp_path / "trained.safetensors", trained)
     text = printed(capsys, "--model", "trained.safetensors", "--base", "base.npz")
-    found = {int(bits): float(clip) for bits, clip in re.findall(r"With (\d+) bits a value, --clip ([\d.]+) ", text)}
+    found = {int(bits): float(clip) for bits, clip in re.findall(r"With (\d+) bits per value, --clip ([\d.]+) ", text)}
     largest = max(float(np.abs(trained[name] - before[name]).max()) for name in before)
     assert found.keys() == {8, 16}
     assert 0.03 < found[8] < found[16]
@@ -206,8 +206,8 @@ def test_a_change_is_read_and_a_clip_proposed_that_it_fits_in(
         assert said in refusal(capsys, "plan", "--model", "trained.safetensors", "--base", base)
     write_model(tmp_path / "other.npz", {"other": np.zeros((64, 9))})
     said = refusal(capsys, "plan", "--model", "trained.safetensors", "--base", "other.npz")
-    assert "tensors of other names or shapes" in said
-    assert "give the trained one with --model" in refusal(capsys, "plan", *BLOCKS, "--base", "base.npz")
+    assert "different tensor names or shapes" in said
+    assert "pass the trained model with --model" in refusal(capsys, "plan", *BLOCKS, "--base", "base.npz")
 
 
 @pytest.mark.parametrize(
@@ -240,14 +240,14 @@ def test_a_file_of_weights_is_not_read(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "weights.json"
     with file.open("wb") as opened:
         opened.truncate((1 << 24) + 1)
-    assert "has names and shapes, not values" in refusal(capsys, "plan", "--model", str(file))
+    assert "must only have names and shapes" in refusal(capsys, "plan", "--model", str(file))
 
 
 def test_a_file_that_is_not_there_is_not_called_unwritable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", str(tmp_path / "none.json")]) == 2
     refusal = capsys.readouterr().err
     assert "cannot read" in refusal
-    assert "name a JSON file with --model" in refusal
+    assert "pass a JSON file with --model" in refusal
 
 
 @pytest.mark.parametrize(
@@ -280,4 +280,4 @@ def test_impossible_options_are_refused_with_what_to_change(
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert "name another place" in refusal(capsys, "plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json"))
+    assert "use another path" in refusal(capsys, "plan", *BLOCKS, "--json", str(tmp_path / "file" / "plan.json"))

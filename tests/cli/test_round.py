@@ -227,27 +227,27 @@ def test_a_wrong_sum_is_said_and_fails(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--clients", "1"], "--clients is in 2..20000; got 1"),
-        (["--dimension", "0"], "--dimension is in 1.."),
-        (["--drop", "12"], "--drop is in 0..11; got 12"),
-        (["--drop", "-1"], "--drop is in 0..11; got -1"),
-        (["--bits", "65"], "--bits is in 1..64; got 65"),
+        (["--clients", "1"], "--clients must be between 2 and 20000; got 1"),
+        (["--dimension", "0"], "--dimension must be between 1 and "),
+        (["--drop", "12"], "--drop must be between 0 and 11; got 12"),
+        (["--drop", "-1"], "--drop must be between 0 and 11; got -1"),
+        (["--bits", "65"], "--bits must be between 1 and 64; got 65"),
         (["--bits", "62"], "use fewer clients or fewer bits"),
-        (["--threads", "0"], "--threads is in 1.."),
-        (["--noise", "-1"], "--noise is positive; got -1"),
+        (["--threads", "0"], "--threads must be between 1 and "),
+        (["--noise", "-1"], "--noise must be positive; got -1"),
         (["--corrupted", "many"], "--corrupted must be an integer; got 'many'"),
-        (["--protocol", "enclave", "--topology", "full"], "--topology is not for enclave, but for pairwise"),
-        (["--protocol", "enclave", "--mode", "active"], "--mode is not for enclave, but for pairwise"),
-        (["--protocol", "enclave", "--epsilon", "8"], "--epsilon is not for enclave, but for pairwise and one-message"),
+        (["--protocol", "enclave", "--topology", "full"], "--topology only applies to pairwise"),
+        (["--protocol", "enclave", "--mode", "active"], "--mode only applies to pairwise"),
+        (["--protocol", "enclave", "--epsilon", "8"], "--epsilon only applies to pairwise and one-message"),
         (["--epsilon", "8"], "never uploads without noise"),
         (["--noise", "1", "--epsilon", "0"], "budget_epsilon must be above 0"),
-        (["--release", "histogram"], "--release is not for pairwise, but for enclave"),
-        (["--depth", "1"], "--depth is not for pairwise, but for two-servers"),
+        (["--release", "histogram"], "--release only applies to enclave"),
+        (["--depth", "1"], "--depth only applies to two-servers"),
         (["--compression", "pq"], "pairwise does not support IndexSegment"),
         (["--protocol", "two-servers", "--compression", "dither"], "choose a scheme without fine bits"),
-        (["--compression", "sq", "--bits", "8"], "--bits is not for --compression sq"),
-        (["--protocol", "enclave", "--bits", "8"], "--bits is not for --compression pq"),
-        (["--codewords", "8"], "--codewords is not for --compression none"),
+        (["--compression", "sq", "--bits", "8"], "--bits does not apply to --compression sq"),
+        (["--protocol", "enclave", "--bits", "8"], "--bits does not apply to --compression pq"),
+        (["--codewords", "8"], "--codewords does not apply to --compression none"),
         (["--protocol", "enclave", "--codewords", "1"], "a codebook must have at least 2 codewords"),
         (["--protocol", "enclave", "--dimension", "100"], "a model of 100 values is too small"),
         (["--cheat", "1"], "pairwise has no misbehavior that it would detect"),
@@ -255,7 +255,7 @@ def test_a_wrong_sum_is_said_and_fails(
         (["--groups", "7"], "12 clients make 1..6 groups, of 2 to 10000 each; got 7"),
         (["--groups", "0"], "12 clients make 1..6 groups"),
         (["--groups", "2", "--clients", "20001"], "20001 clients make 3..10000 groups"),
-        (["--groups", "2", "--drop", "11"], "--drop is in 0..5; got 6"),
+        (["--groups", "2", "--drop", "11"], "--drop must be between 0 and 5; got 6"),
         (["--groups", "6"], "no sparse graph of 2 clients"),
         (["--set", "colour=red"], "pairwise has no setting 'colour'; there are mode, topology"),
         (["--set", "check_words"], "--set must be name=value"),
@@ -274,7 +274,7 @@ def test_an_unwritable_report_is_refused_before_the_session(capsys: pytest.Captu
     (tmp_path / "file").write_text("")
     assert main([*SMALL, "--json", str(tmp_path / "file" / "report.json")]) == 2
     captured = capsys.readouterr()
-    assert "name another place" in captured.err
+    assert "use another path" in captured.err
     assert captured.out == ""
 
 
@@ -319,7 +319,7 @@ def test_a_round_says_whose_length_is_bounded_and_whose_is_not(
     found = json.loads(report.read_text())
     assert {name for name, length in found["largest norms"].items() if length is not None} == bounded
     said = capsys.readouterr().out
-    assert said.count("whatever it sent") == len(bounded)
+    assert said.count("even if malicious") == len(bounded)
     assert said.count("nobody checks it") == len(found["largest norms"]) - len(bounded)
     assert sorted(found["left out"]) == [f"client/{number}" for number in found["cheated"]]
 
@@ -336,4 +336,4 @@ def test_the_length_that_a_round_prints_is_that_of_every_update(capsys: pytest.C
     assert (
         main(["round", "--protocol", "enclave", "--clients", "4", "--dimension", "300", "--compression", "peak"]) == 0
     )
-    assert f"at most {bound:.4g}, whatever it sent" in capsys.readouterr().out
+    assert f"at most {bound:.4g}, even if malicious" in capsys.readouterr().out

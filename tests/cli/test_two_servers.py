@@ -76,7 +76,7 @@ def test_an_operator_who_was_given_other_keys_sees_another_fingerprint(
 def test_what_makes_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     assert keys("--out", tmp_path) == 2
-    assert "name the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
+    assert "choose the server with --role 0 or --role 1; --trial makes the keys of both" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path, "--roster", tmp_path / "roster.txt") == 2
     assert "--roster only applies with --peer" in capsys.readouterr().err
     assert keys("--role", "0", "--out", tmp_path) == 0
@@ -136,7 +136,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"keys": "server-0.keys"}, "contains the keys of server/0; expected those of server/1"),
         ({"servers": "roster.txt"}, "does not name two servers"),
         ({"suites": "classic,rsa"}, "--suites must be among classic, hybrid; got 'rsa'"),
-        ({"threads": "0"}, "at least one thread evaluates"),
+        ({"threads": "0"}, "--threads must be at least 1"),
         ({"minimum_cohort": "1"}, "minimum_cohort is an integer in 2..2^32 - 1; got 1"),
         ({"maximum_cohort": "2"}, "maximum_cohort is an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
@@ -196,8 +196,8 @@ def test_it_says_when_it_stands_whether_it_is_new_and_ends_when_it_is_told_to(
         assert not (tmp_path / "journal" / "round.journal").exists(), "a round of an earlier version is over"
         (tmp_path / "journal" / "round.journal").write_bytes(b"a root")
         begun(tmp_path / "journal", 2 * len(said), 2 * len(said) + 1).close()
-    assert "server/1 stands at" in said[0]
-    assert ", new. Two servers in one hand protect nobody" in said[0]
+    assert "server/1 is ready at" in said[0]
+    assert ", new. Two servers of one operator protect nobody" in said[0]
     assert ", resumed after 2 rounds. Two servers" in said[1]
 
 
@@ -236,7 +236,7 @@ def test_every_file_says_what_it_holds_and_no_secret(
     said = shown(capsys, configuration)
     assert IndexingSetup().configuration.context.digest.hex() in said
     assert "2 to 20 clients; " in said
-    assert "2 rounds of 1 tasks were begun" in shown(capsys, tmp_path / "journal")
+    assert "2 rounds of 1 tasks were started" in shown(capsys, tmp_path / "journal")
     for path in (tmp_path / "absent.journal", tmp_path / "absent", tmp_path / "absent.public", tmp_path / "s.keys"):
         assert shown(capsys, path).startswith("secagg: ")
 

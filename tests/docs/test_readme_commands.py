@@ -77,4 +77,4 @@ def test_every_command_runs_after_the_install(repository: Path, tmp_path: Path) 
     )
     assert done.stdout.count("the sum of 3 clients was released") == 3
     (clip,) = re.findall(r"secagg serve .* --clip ([\d.]+) ", text)
-    assert f"With 16 bits a value, --clip {clip} leaves" in said, "README's clip is the one that is proposed"
+    assert f"With 16 bits per value, --clip {clip} leaves" in said, "README's clip is the one that is proposed"

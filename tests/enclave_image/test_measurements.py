@@ -267,7 +267,7 @@ def test_a_pin_that_can_never_match_is_omitted(folder: Path, capsys: pytest.Capt
         (folder / "cmdline").write_bytes(line)
         assert main(["enclave", "measure", kind, str(folder), *more]) == 2
         found = capsys.readouterr()
-        assert "would not start on this hardware; build it with --evidence" in found.err
+        assert "cannot start on this hardware; build it with --evidence" in found.err
         assert not found.out
     (folder / "cmdline").write_bytes(own)
     assert main(["enclave", "measure", kind, str(folder), *more]) == 0
@@ -276,4 +276,4 @@ def test_a_pin_that_can_never_match_is_omitted(folder: Path, capsys: pytest.Capt
 def test_a_missing_firmware_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "cmdline").write_bytes(TSM)
     assert main(["enclave", "measure", "snp", str(folder), "--firmware", str(folder / "OVMF.fd")]) == 2
-    assert "name the firmware that QEMU boots" in capsys.readouterr().err
+    assert "give the firmware that QEMU boots" in capsys.readouterr().err

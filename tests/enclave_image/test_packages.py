@@ -289,12 +289,12 @@ def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, caps
     [
         (
             ["--listen", "tcp:127.0.0.1:5000", "--evidence", "tsm"],
-            "--listen of an image must be vsock:PORT or virtio:NAME",
+            "an image's --listen must be vsock:PORT or virtio:NAME",
         ),
         (["--listen", "unix:/tmp/enclave.sock", "--evidence", "tsm"], "got unix:/tmp/enclave.sock"),
-        (["--listen", f"vsock:{2**32 - 1}", "--evidence", "tsm"], "--listen of an image must be vsock:PORT"),
-        (["--listen", "virtio:", "--evidence", "tsm"], "--listen of an image must be"),
-        (["--evidence", "gramine"], "Gramine needs no image"),
+        (["--listen", f"vsock:{2**32 - 1}", "--evidence", "tsm"], "an image's --listen must be vsock:PORT"),
+        (["--listen", "virtio:", "--evidence", "tsm"], "an image's --listen must be"),
+        (["--evidence", "gramine"], "Gramine uses no image"),
         (["--evidence", "nsm", "--acpi"], "--acpi requires --evidence tsm"),
     ],
 )

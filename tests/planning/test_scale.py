@@ -138,7 +138,7 @@ def test_the_command_prints_every_line_with_its_assumption(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--seconds --set rounds=1", "--set changes a training run; name its preset with --seconds"),
+        ("--seconds --set rounds=1", "--set changes a training run; choose its preset with --seconds"),
         ("--seconds --codewords 32", "--codewords cannot be combined with --seconds"),
         ("--seconds fashion-pq --noise 1", "--noise cannot be combined with --seconds"),
         ("--seconds --model celeba.json", "not allowed with argument"),

@@ -246,7 +246,7 @@ def test_the_commands_enrol_the_sites_of_a_project(tmp_path: Path, capsys: pytes
     sign = ["keys", "sign", str(requests), "--key", str(key), "--roster", str(roster)]
     vouched = [*sign, "--sites", str(tmp_path / "sites"), "--root", str(tmp_path / "rootCA.pem")]
     assert main([*sign, "--root", str(tmp_path / "rootCA.pem")]) == 2
-    assert "name both" in capsys.readouterr().err
+    assert "set both" in capsys.readouterr().err
     # A third request, by the kit of site 1, stops all of them.
     shutil.copytree(requests, tmp_path / "kept")
     asks(3, "site-1")

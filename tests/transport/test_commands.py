@@ -46,26 +46,29 @@ def update(tmp_path: Path) -> str:
     [
         ((), "set --clients to the number"),
         (("--clients", "5", "--cert", "x.pem"), "must be set together"),
-        (("--clients", "5", "--client-certs", "x.pem"), "is about TLS"),
+        (("--clients", "5", "--client-certs", "x.pem"), "requires TLS"),
         (("--clients", "5", "--listen", "8750"), "--listen must be HOST:PORT"),
         (("--clients", "5", "--listen", "localhost:99999"), "--listen must be HOST:PORT"),
         (("--clients", "5", "--listen", "0.0.0.0:0"), "in the clear"),
         (("--clients", "5", "--set", "roster"), "NAME=VALUE"),
-        (("--clients", "5", "--set", "colour=red"), "colour is no setting of `secagg serve`; there are corrupted"),
+        (("--clients", "5", "--set", "colour=red"), "colour is not a setting of `secagg serve`; there are corrupted"),
         (("--clients", "5", "--set", "protocol=enclave"), "--set cannot change protocol"),
-        (("--clients", "5", "--set", "max-norm=1.0"), "take --protocol enclave and --values, or leave it out"),
-        (("--clients", "5", "--set", "stage-timeout=1.0"), "take --exchange-seconds"),
-        (("--clients", "5", "--set", "max-norm-unenforced=1.0"), "--set max-norm-unenforced would do nothing here"),
+        (("--clients", "5", "--set", "max-norm=1.0"), "use --protocol enclave and --values, or leave it out"),
+        (("--clients", "5", "--set", "stage-timeout=1.0"), "use --exchange-seconds"),
+        (("--clients", "5", "--set", "max-norm-unenforced=1.0"), "--set max-norm-unenforced has no effect here"),
         (("--clients", "5", "--set", "weighting=examples"), "--set cannot change weighting"),
-        (("--set", "rooster=keys/roster.txt"), "--set rooster is no setting of `secagg serve`; did you mean roster?"),
-        (("--set", "secagg-roster=keys/roster.txt"), "--set roster is no setting"),
+        (
+            ("--set", "rooster=keys/roster.txt"),
+            "--set rooster is not a setting of `secagg serve`; did you mean roster?",
+        ),
+        (("--set", "secagg-roster=keys/roster.txt"), "--set roster is not a setting"),
         (("--set", "roster=none.json"), "there is no file none.json; create one with `secagg keys`"),
         (("--clients", "5", "--set", "mode=semihonest"), "--set mode must be one of"),
         (("--clients", "4", "--set", "corrupted=3"), "invite more, or lower --set corrupted"),
         (("--clients", "5", "--values", "0"), "1 to 268,435,456 values; got 0"),
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group must be K/N"),
-        (("--clients", "6", "--group", "1/2"), "--group needs --round"),
+        (("--clients", "6", "--group", "1/2"), "--group requires --round"),
         (("--clients", "5", "--task", "\udcff"), "--task must be valid UTF-8"),
         (("--clients", "2"), "--clients must be at least 3, because"),
         (("--clients", "0"), "--clients must be between 1 and"),
@@ -74,7 +77,7 @@ def update(tmp_path: Path) -> str:
         (("--clients", str(1 << 30)), "divide them with --group"),
         (("--clients", "5", "--patience", "nan"), "not negative"),
         *(
-            (("--clients", "5", "--set", f"{name}={value}"), f"--set {name.replace('_', '-')} would do nothing here")
+            (("--clients", "5", "--set", f"{name}={value}"), f"--set {name.replace('_', '-')} has no effect here")
             for name, value in (
                 *(("clip", "2.0"), ("fraction_bits", "8")),
                 *(("modulus_bits", "32"), ("metric_bound", "2.0"), ("tensors", "a"), ("compression", "scalar-8")),
@@ -89,30 +92,30 @@ def test_a_server_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[s
 
 def test_noise_is_refused(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
     noise = ("--set", "noise=1.0", "--set", "norm=1.0")
-    assert "only --model has noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
+    assert "only --model supports noise" in refusal(capsys, *SERVE, "--clients", "5", *noise)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "state"))
-    assert "noise is not an option" in refusal(capsys, *client, "--set", "noise=1.0")
+    assert "noise is not a client setting" in refusal(capsys, *client, "--set", "noise=1.0")
     assert "--set minimum_cohort must be an integer; got 'many'" in refusal(
         capsys, *client, "--set", "minimum_cohort=many"
     )
     assert "must be yes or no; got '0'" in refusal(capsys, *client, "--set", "allow_simulated_enclave=0")
     assert "is lost" in refusal(capsys, *client, "--set", "allow_simulated_enclave=true", "--patience", "0")
-    assert "epsilon is not an option" in refusal(capsys, *client, "--set", "epsilon=1.0")
+    assert "epsilon is not a client setting" in refusal(capsys, *client, "--set", "epsilon=1.0")
 
 
 def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_path: Path) -> None:
     state = ("--state", str(tmp_path / "state"))
-    assert "none.npy cannot be read (No such" in refusal(
+    assert "cannot read none.npy (No such" in refusal(
         capsys, "contribute", URL, "--update", "none.npy", "--client", "0", *state
     )
     for values in (np.full(4, 1j), np.array(["1.0"] * 4)):
         np.save(tmp_path / "other.npy", values)
         client = ("contribute", URL, "--update", str(tmp_path / "other.npy"), "--client", "0", *state)
-        assert "holds no array of numbers" in refusal(capsys, *client)
+        assert "is not an array of numbers" in refusal(capsys, *client)
     np.savez(tmp_path / "several.npz", np.zeros(4))
     (tmp_path / "empty.npy").touch()
     (tmp_path / "text.npy").write_bytes(b"\xff\xfe not UTF-8")
-    for name, said in (("several.npz", "several arrays"), ("empty.npy", "no array"), ("text.npy", "no array")):
+    for name, said in (("several.npz", "several arrays"), ("empty.npy", "not an array"), ("text.npy", "not an array")):
         client = ("contribute", URL, "--update", str(tmp_path / name), "--client", "0", *state)
         assert said in refusal(capsys, *client)
     client = ("contribute", "http://sums.example", "--update", update, "--client", "0", *state)
@@ -189,8 +192,8 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
         assert "it has joined" in said.err
     else:
         assert not said.out
-        assert ("is active, and this client accepts semi_honest" in said.err) == (protocol == "pairwise")
-        assert ("its clients have keys: give this client's with --identity FILE" in said.err) == (
+        assert ("is in active mode, but this client only accepts semi_honest" in said.err) == (protocol == "pairwise")
+        assert ("its clients have keys: give this client's key with --identity FILE" in said.err) == (
             protocol == "pairwise"
         )
         assert ("add it to --set protocols if you trust" in said.err) == (protocol == "enclave")
@@ -264,7 +267,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     assert "clients trust the server to follow the protocol" in caplog.text
 
 
-@pytest.mark.parametrize(("clients", "said"), [(4, "all 4 clients are needed for a sum"), (6, "")])
+@pytest.mark.parametrize(("clients", "said"), [(4, "the sum needs all 4 clients"), (6, "")])
 def test_a_server_says_at_once_that_it_can_lose_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, clients: int, said: str
 ) -> None:
@@ -277,7 +280,7 @@ def test_a_server_says_at_once_that_it_can_lose_nobody(
     make_identities(tmp_path / "keys", [ClientId(number) for number in range(clients)], SystemCoins())
     assert main([*SERVE, "--listen", "127.0.0.1:0", "--set", f"roster={tmp_path / 'keys' / 'roster.txt'}"]) == 2
     assert said in caplog.text
-    assert bool(said) == ("are needed" in caplog.text)
+    assert bool(said) == ("the sum needs all" in caplog.text)
 
 
 def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
@@ -296,7 +299,7 @@ def test_a_sum_of_too_few_is_refused_before_the_server_hears_a_name(
     monkeypatch.setattr("secagg.transport.client.Requests.ask", ask)
     client = ("contribute", URL, "--update", update, "--client", "0", "--state", str(tmp_path / "s"))
     said = refusal(capsys, *client, "--set", "minimum_cohort=10")
-    assert "the sum is of 5 clients, and this client accepts 10 or more" in said
+    assert "the sum has 5 clients, but this client requires at least 10" in said
     assert asked == ["GET /v1/session"]
 
 
@@ -311,19 +314,19 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     )
     ServerStore(folder).put(ServerRecord(description.encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
-    assert "keeps a session of pairwise about 'another'" in said
+    assert "has a session of pairwise for task 'another'" in said
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
     ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
-    assert "about 'sum', round 1, of other arguments; give the same ones again" in said
+    assert "for task 'sum', round 1, with other arguments; use the same ones again" in said
     ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
-    assert "about 'sum', round 1, of other arguments" in said
+    assert "for task 'sum', round 1, with other arguments" in said
     for round_number, mode in ((1, "semi_honest"), (0, "active")):
         kept = replace(description, task="sum", terms=planned, round_number=round_number, mode=mode)
         ServerStore(folder).put(ServerRecord(kept.encode(), 0, b"snapshot"))
         said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
-        assert f"about 'sum', round {round_number}, of other arguments" in said
+        assert f"for task 'sum', round {round_number}, with other arguments" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "not a record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused
@@ -336,7 +339,7 @@ def test_two_servers_go_on_with_no_session_at_once(capsys: pytest.CaptureFixture
     ServerStore(folder)
     held = os.open(folder, os.O_RDONLY)
     claim(held, "")
-    assert "one server at a time" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
+    assert "in use by another server" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.close(held)
 
 
@@ -404,7 +407,7 @@ def test_a_server_whose_sum_could_not_be_written_does_not_begin(
     monkeypatch.setattr(SumServer, "run", begun)
     (tmp_path / "file").touch()
     options = ("--clients", "5", "--listen", "127.0.0.1:0", "--out", str(tmp_path / "file" / "mean.npy"))
-    assert "name another place" in refusal(capsys, *SERVE, *options)
+    assert "use another path" in refusal(capsys, *SERVE, *options)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

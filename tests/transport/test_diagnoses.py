@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "a setting of the server that is misspelt": (
         "serve --values 4 --clip 1 --out mean.npy --set rooster=keys/roster.txt",
-        "--set rooster is no setting of `secagg serve`; did you mean roster?",
+        "--set rooster is not a setting of `secagg serve`; did you mean roster?",
     ),
     "a protocol by the name of its folder": (
         "serve --values 4 --clip 1 --out mean.npy --clients 5 --protocol two_servers",

@@ -111,7 +111,7 @@ def test_clients_add_the_noise_that_both_ends_say(town: Town) -> None:
     server = serve(town, "npz", "--clients", str(CLIENTS), *noise, *alone)
     hopeful = give(town, "npz", 0, "--task", "noised")
     assert hopeful.ended() == 2
-    assert "the server plans noise and norm of [0.001, 5.0], and this client [0.0, 0.0]" in hopeful.text
+    assert "the server plans noise and norm [0.001, 5.0], but this client requires [0.0, 0.0]" in hopeful.text
     clients = [give(town, "npz", number, *noise) for number in range(CLIENTS)]
     assert [client.ended() for client in clients] == [0] * CLIENTS, clients[0].text
     assert server.ended() == 0, server.text
@@ -135,7 +135,7 @@ def test_a_killed_server_resumes_the_sum_of_its_own_model(town: Town) -> None:
         again = ("serve", "--model", written(town.folder, name, model), "--clip", "2", "--listen", "127.0.0.1:0")
         other = town.command(*again, "--out", str(town.folder / "next.npz"), *roster)
         assert other.ended() == 2
-        assert "of other arguments; give the same ones again" in other.text
+        assert "with other arguments; use the same ones again" in other.text
     server = serve(town, "safetensors", *roster)
     clients.append(give(town, "safetensors", 4, *own))
     assert [client.ended() for client in clients] == [0] * 5, clients[0].text
@@ -167,25 +167,25 @@ def test_an_enclave_counts_peaks_and_bounds_norms(town: Town) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--values", "4"), "--model has its tensors summed as a Flower app's are"),
+        (("--values", "4"), "--model sums tensors like a Flower app"),
         (("--bits", "8"), "cannot be combined with --values, --bits"),
         (("--page",), "cannot be combined with --values"),
         (("--group", "1/2"), "cannot be combined with --values"),
         (("--engine", "memory"), "cannot be combined with --values"),
         (("--out", "mean.npy"), "mean.npy is neither .npz nor .safetensors"),
         (("--clip", "0"), "secagg: --clip must be"),
-        (("--set", "clip=1.0"), "--set clip would do nothing here: --clip cuts changes"),
-        (("--set", "metrics=loss"), "--set metrics would do nothing here"),
-        (("--set", "down=sums"), "--set down would do nothing here"),
-        (("--set", "on_failure=stop"), "--set on-failure would do nothing here"),
-        (("--set", "stage_patience=3.0"), "--set stage-patience would do nothing here"),
-        (("--set", "compression=scalar-8"), "--set compression takes fixed-point, pruning-0.9 and the like, or peak"),
-        (("--set", "compression=module:Name"), "--set compression takes fixed-point"),
-        (("--set", "tensors=a*;b*"), "--set tensors no turns"),
+        (("--set", "clip=1.0"), "--set clip has no effect here: --clip limits changes"),
+        (("--set", "metrics=loss"), "--set metrics has no effect here"),
+        (("--set", "down=sums"), "--set down has no effect here"),
+        (("--set", "on_failure=stop"), "--set on-failure has no effect here"),
+        (("--set", "stage_patience=3.0"), "--set stage-patience has no effect here"),
+        (("--set", "compression=scalar-8"), "--set compression must be fixed-point, pruning-0.9 or similar, or peak"),
+        (("--set", "compression=module:Name"), "--set compression must be fixed-point"),
+        (("--set", "tensors=a*;b*"), "--set tensors must have no turns"),
         (("--set", "tensors=none*"), "--set tensors names none*, but the model has layer.weight"),
         (("--set", "noise=1.0"), "is the norm to which clients clip if --set noise is above 0"),
         (("--set", "noise=1.0", "--set", "norm=1.0", "--set", "weighting=uniform"), "norm.batches contains integers"),
-        (("--set", "max-norm=1.0"), "take --protocol enclave"),
+        (("--set", "max-norm=1.0"), "use --protocol enclave"),
         (("--clip", "1e9", "--set", "fraction_bits=40"), "lower --clip or --set fraction-bits"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_server_of_a_model_needs_a_model_and_a_place(capsys: pytest.CaptureFix
         capsys, "serve", "--model", "none.npz", "--clients", "5", "--out", "a.npz"
     )
     path = written(tmp_path, "base.npz", base())
-    assert refusal(capsys, "serve", "--model", path, "--clients", "5").endswith("give --out as well\n")
+    assert refusal(capsys, "serve", "--model", path, "--clients", "5").endswith("also set --out\n")
     (tmp_path / "base.npz").write_bytes(b"PK")
     said = refusal(capsys, "serve", "--model", path, "--clients", "5", "--out", str(tmp_path / "next.npz"))
     assert "is not a file of named tensors" in said
@@ -214,7 +214,7 @@ def test_a_model_of_more_tensors_than_a_description_has_room_for_is_refused(
     monkeypatch.setattr("secagg.transport.description.DESCRIPTION_BYTES", 500)
     path = written(tmp_path, "base.npz", base())
     said = refusal(capsys, "serve", "--model", path, "--clients", "5", "--out", str(tmp_path / "next.npz"))
-    assert "clients read descriptions of at most 500 bytes, and this one has " in said
+    assert "clients accept descriptions of at most 500 bytes, but this one has " in said
 
 
 Describe = Callable[..., SessionDescription]
@@ -300,10 +300,10 @@ def test_a_client_joins_with_the_model_that_was_trained_from(
 @pytest.mark.parametrize(
     ("arguments", "model", "said"),
     [
-        ((), None, "the server weighs clients by their examples, 1024 of which count fully; give --examples N"),
-        (("--examples", "0"), None, "--examples is the number of examples trained on, 1 or more; got 0"),
-        (("--examples", "9", "--task", "other"), None, "the server sums 'sum', and this client answers 'other'"),
-        (("--examples", "9", "--set", "minimum_cohort=10"), None, "this client accepts 10 or more"),
+        ((), None, "the server weights clients by examples, 1024 of which count fully; set --examples N"),
+        (("--examples", "0"), None, "--examples (training examples) must be at least 1; got 0"),
+        (("--examples", "9", "--task", "other"), None, "the server sums 'sum', but this client only accepts 'other'"),
+        (("--examples", "9", "--set", "minimum_cohort=10"), None, "this client requires at least 10"),
         (("--examples", "9", "--set", "adapter={}"), None, "this client's adapter has another fingerprint"),
         (("--examples", "9"), {"norm.mean": np.zeros(4)}, "training did not return these tensors"),
         (("--examples", "9"), {**base(), "norm.mean": np.zeros(5)}, "'norm.mean' was sent with shape (4,)"),
@@ -333,15 +333,15 @@ def test_a_client_refuses_another_base_and_none(
     joined(monkeypatch, describe())
     other = written(tmp_path, "other.npz", trained(2))
     said = refused(capsys, *client(tmp_path, "--examples", "9", "--base", other))
-    assert "the server has another model than --base" in said
+    assert "the server's model differs from --base" in said
     own = client(tmp_path, "--examples", "9")
     without = own[: own.index("--base")] + own[own.index("--base") + 2 :]
-    assert "name the one that was trained from with --base" in refused(capsys, *without)
+    assert "set --base to the model before training" in refused(capsys, *without)
     np.save(tmp_path / "update.npy", np.zeros(4))
     update = ("contribute", URL, "--update", str(tmp_path / "update.npy"), "--client", "0")
-    assert "give --model as well" in refusal(capsys, *update, "--base", other)
-    assert "give --model as well" in refusal(capsys, *update, "--examples", "3")
-    assert "the server sums a model or statistics, and no array" in refused(capsys, *update)
+    assert "only apply with --model" in refusal(capsys, *update, "--base", other)
+    assert "only apply with --model" in refusal(capsys, *update, "--examples", "3")
+    assert "the server sums a model or statistics, not an array" in refused(capsys, *update)
 
 
 def test_a_client_of_a_model_refuses_a_server_of_values(

@@ -192,7 +192,7 @@ def test_a_server_that_is_killed_while_it_writes_and_tells_has_a_sum(town: Town,
         server = town.serve(*options)
         assert [client.ended() for client in clients] == [0] * 5
         assert server.ended() == 0
-        assert ("the process before this one wrote" in server.text) is (last in {"recorded", "to erase"})
+        assert ("an earlier process wrote" in server.text) is (last in {"recorded", "to erase"})
     assert abs(town.mean() - 0.02) < 1e-3
     assert not list((town.folder / "server").iterdir())
 
@@ -224,7 +224,7 @@ def test_a_client_that_corrects_its_options_takes_part_after_all(town: Town) -> 
     clients = [town.contribute(number) for number in range(3)]
     wrong = [town.contribute(3, "--set", "minimum_cohort=10"), town.contribute(4, "--set", "minimum_threshold=9")]
     assert [client.ended() for client in wrong] == [2, 2]
-    assert "this client accepts 10 or more" in wrong[0].text
+    assert "this client requires at least 10" in wrong[0].text
     clients += [town.contribute(number) for number in (3, 4)]
     require_mean(town, server, *clients)
 

@@ -102,7 +102,7 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     server = serve(town, "--statistics", declaration, *roster)
     curious = answer(town, 0, other)
     assert curious.ended() == 2
-    assert "other statistics than this side's declaration 'others'" in curious.text
+    assert "other statistics than this site's declaration 'others'" in curious.text
     server.terminate()
     server = serve(town, "--statistics", declaration, *roster)
     # Three sites have no room for one that works with the server, and each has to say that it assumes none.
@@ -126,17 +126,17 @@ def test_what_cannot_be_asked_is_refused(capsys: pytest.CaptureFixture[str], tmp
     data, _ = visits(tmp_path, 1)
     asked = ("serve", "--statistics", declaration, "--clients", "3")
     out = ("--out", str(tmp_path / "out.json"))
-    assert "give --out as well" in refusal(capsys, *asked)
-    assert "decides --values and --clip" in refusal(capsys, *asked, *out, "--values", "4")
-    assert "goes with neither --page nor --group" in refusal(capsys, *asked, *out, "--page")
+    assert "also set --out" in refusal(capsys, *asked)
+    assert "cannot be combined with --values, --clip" in refusal(capsys, *asked, *out, "--values", "4")
+    assert "--page or --group" in refusal(capsys, *asked, *out, "--page")
     assert "as TOML" in refusal(capsys, "serve", "--statistics", data, *out, "--clients", "3")
     few = written(tmp_path, "few", least_clients=4)
     assert "minimum_cohort is 4, but" in refusal(capsys, "serve", "--statistics", few, *asked[3:], *out)
     mine = (*site, "--statistics", declaration)
-    assert "name their file with --data" in refusal(capsys, *mine)
+    assert "set --data" in refusal(capsys, *mine)
     assert "cannot be read as CSV" in refusal(capsys, *mine, "--data", str(tmp_path / "none.csv"))
     (tmp_path / "other.csv").write_text("age\n1\n")
     assert "the declaration uses 'weight'" in refusal(capsys, *mine, "--data", str(tmp_path / "other.csv"))
     assert "is lost" in refusal(capsys, *mine, "--data", data, "--patience", "0")
     assert "this site requires noise of 3" in refusal(capsys, *mine, "--data", data, "--set", "noise=3.0")
-    assert "norm is not an option" in refusal(capsys, *mine, "--data", data, "--set", "norm=3.0")
+    assert "norm is not a client setting" in refusal(capsys, *mine, "--data", data, "--set", "norm=3.0")

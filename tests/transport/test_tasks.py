@@ -405,35 +405,35 @@ GOOD = "[heights]\nvalues = 4\nclip = 1\nclients = 5\nout = 'one.npy'\n"
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        ("heights = 3", (), "has a table for each task, [NAME]"),
-        ("", (), "has a table for each task, [NAME]"),
-        ("['']\nvalues = 3", (), "has a table for each task, [NAME]"),
+        ("heights = 3", (), "must have a table [NAME]"),
+        ("", (), "must have a table [NAME]"),
+        ("['']\nvalues = 3", (), "must have a table [NAME]"),
         (GOOD.replace("heights", '"a\\nb"'), (), "no control characters"),
-        ("[heights", (), "is not a file of TOML"),
+        ("[heights", (), "is not valid TOML"),
         (GOOD + "colour = 'red'", (), "tasks.toml, [heights]: there is no --colour"),
-        (GOOD + "listen = '127.0.0.1:1'", (), "[heights]: --listen is for all tasks; give it to the command"),
-        (GOOD + "memory = 5", (), "[heights]: --memory is for all tasks"),
-        (GOOD + "metrics_token = 'file'", (), "is for all tasks"),
+        (GOOD + "listen = '127.0.0.1:1'", (), "[heights]: --listen applies to all tasks; set it on the command line"),
+        (GOOD + "memory = 5", (), "[heights]: --memory applies to all tasks"),
+        (GOOD + "metrics_token = 'file'", (), "applies to all tasks"),
         (GOOD + "mem = 5", (), "tasks.toml, [heights]: there is no --mem"),
-        (GOOD + "page = true", (), "[heights]: --page is for all tasks"),
-        (GOOD + "bits = [1]", (), "bits is a text, a number, true, or a table of settings; got [1]"),
+        (GOOD + "page = true", (), "[heights]: --page applies to all tasks"),
+        (GOOD + "bits = [1]", (), "bits must be a string, a number, true, or a table of settings; got [1]"),
         (GOOD + "bits = 'x'", (), "[heights]: argument --bits: invalid int value: 'x'"),
-        (GOOD + "[heights.set]\ncolour = 'red'", (), "[heights]: --set colour is no setting"),
+        (GOOD + "[heights.set]\ncolour = 'red'", (), "[heights]: --set colour is not a setting"),
         (GOOD + "[heights.set]\nroster = 'none.txt'", (), "[heights]: there is no file none.txt"),
-        (GOOD.replace("clip = 1\n", ""), (), "[heights]: give --clip as well"),
-        (GOOD + GOOD.replace("heights", "weights"), (), "heights and weights have one --out, one.npy; name two"),
+        (GOOD.replace("clip = 1\n", ""), (), "[heights]: also set --clip"),
+        (GOOD + GOOD.replace("heights", "weights"), (), "heights and weights share --out, one.npy; use two"),
         (
             GOOD + GOOD.replace("heights", "weights").replace("one.npy", "away/../one.npy"),
             (),
-            "heights and weights have one --out, away/../one.npy; name two",
+            "heights and weights share --out, away/../one.npy; use two",
         ),
-        (GOOD + "[weights]\nout = 'two.npy'", ("--state", "s"), "have one --state, s; name two"),
-        (GOOD, ("--page",), "leave --task and --page out"),
-        (GOOD, ("--task", "x"), "leave --task and --page out"),
+        (GOOD + "[weights]\nout = 'two.npy'", ("--state", "s"), "share --state, s; use two"),
+        (GOOD, ("--page",), "--task and --page cannot be combined"),
+        (GOOD, ("--task", "x"), "--task and --page cannot be combined"),
         (
             GOOD + GOOD.replace("heights", "weights").replace("one.npy", "two.npy").replace("= 4", "= 9000000"),
             ("--memory", "64"),
-            "[weights]: an update of this size travels in up to",
+            "[weights]: an upload of this size needs up to",
         ),
     ],
 )
@@ -544,7 +544,7 @@ def test_two_tasks_of_one_process_that_is_killed_in_between(town: Town) -> None:
     before = (town.folder / f"{ONE}.npy").stat().st_mtime_ns
     server.kill()
     server = serve(town, file)
-    server.wait_for("the process before this one wrote")
+    server.wait_for("an earlier process wrote")
     refused = contributed(town, ONE, 0)
     assert refused.ended() == 2
     assert "no further session of this task" in refused.text
@@ -578,7 +578,7 @@ def test_a_task_without_a_sum_is_told_at_the_end_and_stops_no_other(town: Town) 
     ones = [contributed(town, ONE, number) for number in range(5)]
     assert [client.ended() for client in ones] == [0] * 5
     assert server.ended() == 2
-    assert f"1 of 2 tasks ended without a sum: {TWO}; the log says why" in server.text
+    assert f"1 of 2 tasks ended without a sum: {TWO}; see the log" in server.text
     assert (town.folder / f"{ONE}.npy").exists()
     assert not (town.folder / f"{TWO}.npy").exists()
 
