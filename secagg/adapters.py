@@ -76,7 +76,7 @@ def clip_of(rates: Iterable[float], betas: tuple[float, float] = (0.9, 0.999)) -
         raise InvalidParameters(f"betas must have beta1^2 < beta2 < 1, or a step has no bound; got {betas}")
     total = math.fsum(rates) * max(1.0, (1 - first) / math.sqrt((1 - second) * (1 - first * first / second)))
     if not 0 < total < math.inf:
-        raise InvalidParameters(f"the learning rates of a round must add up to a positive number; got {total}")
+        raise InvalidParameters(f"rates, one for each step of a round, must add up to a positive number; got {total}")
     return total
 
 

@@ -272,4 +272,5 @@ class Counted:
             return "the number that trained is unknown"
         else:
             trained = f"at least {self.trained_at_least} trained"
-        return trained if self.examples is None else f"{trained}, with {self.examples} examples in all"
+        is_unweighted = self.examples is None or self.full == 1
+        return trained if is_unweighted else f"{trained}, with {self.examples} examples in all"

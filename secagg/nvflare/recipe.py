@@ -139,7 +139,11 @@ def secure(  # noqa: PLR0913 -- keywords alone, all with defaults
     recipe.add_server_config({"server": {"task_request_interval": poll}})
     # Sites run their installed library, never a job's.
     job.set_app_packages([*job.job.app_packages, _PACKAGE])
-    LOG.warning("metrics that scripts log are still sent in the clear; list those to be averaged in `metrics`")
+    LOG.warning(
+        "metrics that scripts log are still sent in the clear%s; list those to be averaged in `metrics`, by the names "
+        "that scripts return",
+        "" if checked.metric_names else ", and no best model is selected",
+    )
 
 
 def _inside(owner: object, name: str) -> Any:  # noqa: ANN401 -- whatever NVFlare has there

@@ -129,7 +129,7 @@ class Training:
             warn_once(LOG, f"{sentence}; train what AdapterPlan.train_only returns, or use the method fedit")
         self._require_finite(values)
         if share := clipped_share(self.update, values):
-            sentence = f"{share:.1g} of this update's values exceeded their range and were clipped"
+            sentence = f"{100 * share:.3g} % of this update's values exceeded their range and were clipped"
             is_told = self.update.source is CalibrationSource.PREVIOUS_AGGREGATE
             advice = (
                 "the next round's range follows this one's" if is_told else "the server's secagg-clip can be raised"

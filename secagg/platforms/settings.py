@@ -417,9 +417,9 @@ class SecAggSettings(Options):
         if invited < LEAST_CLIENTS:
             raise InvalidParameters(
                 f"{invited} clients are too few: in a sum of two, each learns the other's update. Use at least "
-                f"{LEAST_CLIENTS}: in NVFlare with min_clients; in Flower with the strategy's min_train_nodes and "
-                "min_available_nodes, and for a simulation with `flwr federation simulation-config @none/default local "
-                "--num-supernodes 5`"
+                f"{LEAST_CLIENTS}: in NVFlare with min_clients; in Flower with the strategy's fraction_train, "
+                "min_train_nodes and min_available_nodes, and for a simulation with "
+                "`flwr federation simulation-config @none/default local --num-supernodes 5`"
             )
         wanted = invited - math.ceil(self.threshold * invited) if self.threshold else usual_dropped(invited)
         if self.protocol != PAIRWISE:

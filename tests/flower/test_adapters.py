@@ -119,6 +119,6 @@ def test_a_client_with_another_rank_leaves_before_it_trains(app: Any, caplog: py
 
     started(app, answer)
     assert trained == {*range(1, 8)}
-    assert "rank 4, and the server's has 8" in caplog.text
+    assert "rank 4, but the server's has 8" in caplog.text
     assert "terms" in caplog.text
     assert caplog.text.count("sum: 7 clients") == app.ROUNDS

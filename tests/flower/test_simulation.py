@@ -191,7 +191,7 @@ def test_strategies_that_need_single_updates_are_refused_by_name(outcomes: dict[
 
 def test_a_client_logs_what_was_cut_off_and_the_server_does_not_learn_it(outcomes: dict[str, Any]) -> None:
     (line,) = [line for line in outcomes["clipped"]["log"].splitlines() if "were clipped" in line]
-    assert re.match("WARNING [0-9.e-]+ of this update's values exceeded their range and were clipped", line)
+    assert re.match("WARNING [0-9.e-]+ % of this update's values exceeded their range and were clipped", line)
 
 
 def test_one_message_by_holders_of_which_one_is_killed(outcomes: dict[str, Any]) -> None:

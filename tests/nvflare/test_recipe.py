@@ -104,7 +104,7 @@ def test_an_adapter_gives_a_recipe_its_settings_and_others_replace_them(tmp_path
     for given in ({"rates": [1e-3]}, {"bits": 8}):
         with pytest.raises(InvalidParameters, match="rates and bits only apply to an adapter"):
             secure(recipe(tmp_path), **given)
-    with pytest.raises(InvalidParameters, match="the learning rates of a round must add up"):
+    with pytest.raises(InvalidParameters, match="rates, one for each step of a round, must add up"):
         secure(recipe(tmp_path), adapter=plan)
 
 

@@ -135,7 +135,7 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
         log.clear()
-        with pytest.raises(TooFewTrained, match="0 trained, with 0 examples in all, but secagg-minimum-trained is 1"):
+        with pytest.raises(TooFewTrained, match=r"0 trained(, with 0 examples in all)?, but secagg-minimum-trained is 1"):
             play(made, failing(set(range(CLIENTS))), model())
         assert "round 1 failed: training failed at too many clients: of 6 uploads 0 trained" in log.text
 
@@ -168,7 +168,7 @@ def test_an_app_that_returns_what_it_trained_alone_is_told_so(log: pytest.LogCap
 def test_an_operator_has_a_floor_on_how_many_trained(least: int, *, is_refused: bool) -> None:
     made = Rounds(SecAggSettings(minimum_trained=least, weighting="uniform"))
     if is_refused:
-        with pytest.raises(TooFewTrained, match=r"3 trained, with .* examples in all, but secagg-minimum-trained is 4"):
+        with pytest.raises(TooFewTrained, match="3 trained, but secagg-minimum-trained is 4"):
             play(made, failing({1, 3, 5}), model())
     else:
         play(made, failing({1, 3, 5}), model())
