@@ -6,7 +6,8 @@ random weights, a vocabulary of words, and the texts are documentation of Python
 The gradient of A in the first layer is a sum over positions of a vector times the layer's input. In models such as
 Llama and Qwen, which add positions after the projections, that input depends only on the word. So a server that has the
 gradient tests each word of the vocabulary: if its input is in the span of the gradient's rows, the word was in the
-batch. A sum over clients has the words of all of them in its span, until they outnumber the rows.
+batch. A sum over clients has the words of all of them in its span, until they outnumber the rows: a rank of 64 reveals
+what one of 32 hides.
 """
 
 from __future__ import annotations

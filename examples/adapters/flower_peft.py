@@ -14,6 +14,7 @@ from secagg.adapters import AdapterPlan
 from secagg.flower import SecAggGrid, SecAggMod, SecAggSettings
 
 CLIENTS, ROUNDS, STEPS, RATE = 8, 3, 4, 1e-3
+torch.set_num_threads(1)  # All clients are in one machine here.
 TOPICS = ("argparse", "asyncio", "csv", "decimal", "functools", "heapq", "logging", "random")
 
 
@@ -65,3 +66,9 @@ def run(grid: Grid) -> Result:
     arrays = ArrayRecord({name: Array(values) for name, values in plan.arrays(make_model()).items()})
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
     return strategy.start(grid=SecAggGrid(grid, settings=settings), initial_arrays=arrays, num_rounds=ROUNDS)
+
+
+if __name__ == "__main__":
+    from flwr.simulation import run_simulation
+
+    run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS)
