@@ -347,8 +347,8 @@ class Rounds:
         metrics = settings.evaluated_names if is_evaluation else settings.metric_names
         if not metrics and weighted_by != OF_FILES:
             self.say_once(
-                "no training metric reaches this server: list the ones to average in secagg-metrics, by the names under "
-                "which clients return them"
+                "no training metric reaches this server: list the ones to average in secagg-metrics, by the names that "
+                "clients return"
             )
         terms = self._terms(update, number, task)
         full = 1 if is_evaluation else settings.full

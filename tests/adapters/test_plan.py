@@ -139,7 +139,7 @@ def test_a_client_refuses_the_terms_of_another_adapter_and_says_what_differs() -
     node = ClientNode.of({"adapter": plan_of("ffa").fingerprint})
     node.require_adapter(plan_of("ffa").fingerprint)
     ClientNode().require_adapter("anything")
-    with pytest.raises(InvalidParameters, match="rank 4, and the server's has 2") as refused:
+    with pytest.raises(InvalidParameters, match="rank 4, but the server's has 2") as refused:
         node.require_adapter(plan_of("ffa", Model(rank=2)).fingerprint)
     assert "secagg-adapter" in str(refused.value)
     for strange in ("", "{", "[" * 100_000, "[]"):

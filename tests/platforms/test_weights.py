@@ -135,7 +135,9 @@ def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixtur
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
         log.clear()
-        with pytest.raises(TooFewTrained, match=r"0 trained(, with 0 examples in all)?, but secagg-minimum-trained is 1"):
+        with pytest.raises(
+            TooFewTrained, match=r"0 trained(, with 0 examples in all)?, but secagg-minimum-trained is 1"
+        ):
             play(made, failing(set(range(CLIENTS))), model())
         assert "round 1 failed: training failed at too many clients: of 6 uploads 0 trained" in log.text
 
