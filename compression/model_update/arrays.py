@@ -56,8 +56,8 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tup
             )
     names = tuple(name for name in chosen if sent[name].size and not is_boolean(sent[name]))
     if not names:
-        named = f" that secagg-tensors ({', '.join(patterns)}) names" if patterns else ""
-        named += f" and secagg-exclude ({', '.join(excluded)}) does not" if excluded else ""
+        named = f" in secagg-tensors ({', '.join(patterns)})" if patterns else ""
+        named += f" outside secagg-exclude ({', '.join(excluded)})" if excluded else ""
         raise InvalidParameters(
             f"the model has no non-empty tensor of numbers{named}; send the arrays that clients train"
         )

@@ -178,15 +178,15 @@ def _only_workflow(server: Any, metrics: tuple[str, ...]) -> Any:  # noqa: ANN40
         is_mean = type(given) is InTimeAccumulateWeightedAggregator and given.expected_data_kind == DataKind.WEIGHT_DIFF
         aggregator = given if not is_mean or given.aggregation_weights else None
     for name, given, why in (
-        ("aggregator", aggregator, "receives each site's update, or weights sites itself"),
+        ("aggregator", aggregator, "receives each site's update, or weights sites itself, which is not possible here"),
         (
             "aggregation_weights",
             getattr(plain, "aggregation_weights", None),
-            "weight sites on the server; let their scripts report NUM_STEPS_CURRENT_ROUND",
+            "cannot weight sites here, whose scripts report NUM_STEPS_CURRENT_ROUND instead",
         ),
     ):
         if given:
-            raise InvalidParameters(f"{name} {why}, which is not possible here; leave it out")
+            raise InvalidParameters(f"{name} {why}; leave it out")
     stop: Any = getattr(plain, "stop_condition", None)
     if stop is not None and stop[0] not in metrics:
         raise InvalidParameters(

@@ -130,7 +130,7 @@ def test_a_scatter_and_gather_becomes_secure_if_its_aggregator_needs_the_mean(
     if aggregator == "another":
         app.components["aggregator"] = CollectAndAssembleAggregator("other")
     if aggregator is not None:
-        with pytest.raises(InvalidParameters, match="aggregator is given the update of each site, or weighs"):
+        with pytest.raises(InvalidParameters, match="aggregator receives each site's update, or weights"):
             secure(made)
         return
     secure(made)
@@ -156,9 +156,9 @@ def test_a_round_may_ask_more_sites_than_the_job_needs(tmp_path: Path) -> None:
 
 
 def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameters, match="aggregator is given the update of each site"):
+    with pytest.raises(InvalidParameters, match="aggregator receives each site's update"):
         secure(recipe(tmp_path, aggregator=Takes()))
-    with pytest.raises(InvalidParameters, match="aggregation_weights weigh sites on the server"):
+    with pytest.raises(InvalidParameters, match="aggregation_weights cannot weight sites here"):
         secure(recipe(tmp_path, aggregation_weights={"site-1": 2.0}))
     with pytest.raises(InvalidParameters, match="2 clients are too few"):
         secure(recipe(tmp_path, min_clients=2))
@@ -179,7 +179,7 @@ def test_what_no_sum_can_do_is_refused_by_name(tmp_path: Path) -> None:
         secure(recipe(tmp_path), invited=0)
     with pytest.raises(InvalidParameters, match=r"there is no option least; there are .*minimum_cohort"):
         secure(recipe(tmp_path), policy={"least": 3})
-    with pytest.raises(InvalidParameters, match="stop_cond waits for 'accuracy', which no sum holds"):
+    with pytest.raises(InvalidParameters, match="stop_cond waits for 'accuracy', which is in no sum"):
         secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="loss")
     secure(recipe(tmp_path, stop_cond="accuracy >= 80"), metrics="accuracy")
     evaluated = recipe(tmp_path)
@@ -208,5 +208,7 @@ def test_a_release_of_nvflare_without_a_private_name_is_refused_by_its_version(
         monkeypatch.delattr(owner, name)
     else:
         monkeypatch.delattr(next(kind for kind in type(owner).__mro__ if name in vars(kind)), name)
-    with pytest.raises(InvalidParameters, match=rf"NVFlare {re.escape(version('nvflare'))} has no \w+\.{name}, by"):
+    with pytest.raises(
+        InvalidParameters, match=rf"NVFlare {re.escape(version('nvflare'))} has no \w+\.{name}, which is"
+    ):
         secure(made)

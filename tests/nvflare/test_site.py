@@ -169,7 +169,7 @@ def test_a_job_with_a_result_filter_of_its_own_gets_nothing_and_a_reason(
     caplog.set_level(logging.DEBUG)
     _, means = made.run(MODEL)
     assert means.contributors == SITES - 1
-    assert "PercentilePrivacy would come after the protocol" in site.components[SITE].refused
+    assert "PercentilePrivacy would run after the protocol" in site.components[SITE].refused
 
 
 def test_a_component_under_our_id_is_not_ours(folder: Path) -> None:
