@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         place = "" if isinstance(error, ConnectionError) else "; use another path"
         what = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-        print(f"secagg: {what}{place}", file=sys.stderr)
+        print(in_own_words(f"secagg: {what}{place}", options), file=sys.stderr)
         return 2
 
 

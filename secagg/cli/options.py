@@ -41,7 +41,8 @@ def protocol_name(text: str) -> str:
 
 
 def in_own_words(text: str, options: argparse.Namespace) -> str:
-    """Return a text with platform settings spelled as options of a command with ``--set``."""
+    """Return a text without control characters, and with platform settings spelled as options of ``--set``."""
+    text = "".join(each if each.isprintable() or each == "\n" else " " for each in text)  # A peer may have chosen it.
     if not hasattr(options, "set"):
         return text
 

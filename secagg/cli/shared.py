@@ -150,7 +150,7 @@ class JsonLines(logging.Formatter):
         if not self._is_for_people:
             return json.dumps(line)
         clock, level, _, event = (line.pop(name) for name in ("time", "level", "logger", "event"))
-        about = "".join(f", {name} {value}" for name, value in line.items())
+        about = in_own_words("".join(f", {name} {value}" for name, value in line.items()), self._options)
         return f"{clock[11:19]} {'' if level == 'info' else level + ': '}{event}{about}"
 
 

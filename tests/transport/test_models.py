@@ -379,6 +379,16 @@ def test_a_server_that_moves_the_clip_within_a_task_is_refused(
     assert not waited_for
 
 
+def test_no_terminal_obeys_the_terms_of_a_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, describe: Describe
+) -> None:
+    description = describe()
+    joined(monkeypatch, replace(description, terms={**description.terms, "noise": "none\x1b[2J\x9b8m\r\u202e"}))
+    said = refused(capsys, *client(tmp_path, "--examples", "9"))
+    assert "the server plans noise and norm of none [2J 8m  , and this client" in said
+    assert all(each.isprintable() or each == "\n" for each in said)
+
+
 @pytest.mark.parametrize("name", ["task", "round_number", "protocol", "parameters", "about"])
 def test_terms_that_say_two_things_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, describe: Describe, name: str

@@ -599,6 +599,8 @@ def test_logs_and_metrics_tell_what_happens_and_nothing_secret(caplog: pytest.Lo
     people = [JsonLines(Namespace(), is_for_people=True).format(record) for record in own]
     assert re.fullmatch(r"\d\d:\d\d:\d\d stage opened, session [0-9a-f]{32}, stage plain upload, number 0", people[0])
     assert re.fullmatch(r"\d\d:\d\d:\d\d warning: stranger, .*client 1", people[-1])
+    own[-1].__dict__["fields"] = {"why": "said\x1b[2Jso"}
+    assert JsonLines(Namespace(), is_for_people=True).format(own[-1]).endswith(", why said [2Jso")
     said = "\n".join(lines + people) + metrics
     for secret in (*proofs, *answers, STRANGER):
         assert secret.hex() not in said
