@@ -296,7 +296,7 @@ def test_a_client_creates_its_own_key_and_replaces_it(tmp_path: Path, capsys: py
     # A folder of requests may be signed again: those that were certified are no new ones.
     capsys.readouterr()
     assert main(["keys", "sign", str(own.parent), *at_authority]) == 0
-    assert "me.request: passed over, because its key was certified before" in capsys.readouterr().out
+    assert "me.request: skipped, because its key is already certified" in capsys.readouterr().out
     assert load_roster(roster).standing.revoked == (1, 2)
     assert main(["keys", "renew", *at_authority]) == 0
 

@@ -385,7 +385,7 @@ def test_no_terminal_obeys_the_terms_of_a_server(
     description = describe()
     joined(monkeypatch, replace(description, terms={**description.terms, "noise": "none\x1b[2J\x9b8m\r\u202e"}))
     said = refused(capsys, *client(tmp_path, "--examples", "9"))
-    assert "the server plans noise and norm of none [2J 8m  , and this client" in said
+    assert "none [2J 8m  , " in said
     assert all(each.isprintable() or each == "\n" for each in said)
 
 
