@@ -95,7 +95,7 @@ def exact_sparsity(sparsity: Fraction | str) -> Fraction:
         InvalidParameters: it is not a number in [0, 1).
     """
     if type(sparsity) not in (Fraction, str):
-        raise Misuse(f"a sparsity is a Fraction, or a number as text; got {type(sparsity).__name__}")
+        raise Misuse(f"a sparsity must be a Fraction, or a number as text; got {type(sparsity).__name__}")
     try:
         exact = Fraction(sparsity)
     except (ValueError, ZeroDivisionError):

@@ -134,14 +134,14 @@ def padded_size(size: int, block_size: int) -> int:
 def require_block_size(block_size: int) -> None:
     """Require a valid block size of a rotation."""
     if type(block_size) is not int or block_size.bit_count() != 1 or not 1 < block_size <= MAXIMUM_BLOCK_SIZE:
-        raise InvalidParameters(f"block_size is a power of two in 2..2^16; got {block_size!r}")
+        raise InvalidParameters(f"block_size must be a power of two in 2..2^16; got {block_size!r}")
 
 
 def transform(blocks: Tensor) -> None:
     """Multiply each column by H / sqrt(B) in place, B the number of rows, a power of two.
 
-    A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache take
-    the place of ten passes of butterflies.
+    A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache
+    replace ten passes of butterflies.
 
     H is symmetric, so applying it twice gives the input up to rounding. A value that is not finite, or that overflows,
     makes its column NaN or infinity.
@@ -165,7 +165,7 @@ def transform(blocks: Tensor) -> None:
 
 @lru_cache(maxsize=64)
 def _factors(size: int, dtype: np.dtype[Any]) -> tuple[Tensor, ...]:
-    """Return small Hadamard matrices whose Kronecker product is that of ``size``; the first holds 1 / sqrt(size)."""
+    """Return small Hadamard matrices with the Kronecker product of ``size``; the first contains 1 / sqrt(size)."""
     bits = size.bit_length() - 1
     count = max(1, -(-bits // _FACTOR_BITS))
     sizes = [1 << ((bits + number) // count) for number in range(count)]
@@ -221,13 +221,13 @@ class JoinedRotation:
 
     def __post_init__(self) -> None:
         if len(self.stream.shape) != 1:
-            raise InvalidParameters(f"the values of a model are one vector; got the shape {self.stream.shape}")
+            raise InvalidParameters(f"the values of a model must be one vector; got the shape {self.stream.shape}")
         sizes = self.sizes or (self.stream.size,)
         scales = self.scales or (1.0,) * len(sizes)
         if any(type(size) is not int or size < 1 for size in sizes) or sum(sizes) != self.stream.size:
-            raise InvalidParameters(f"sizes are integers of at least 1 that add up to {self.stream.size}; got {sizes}")
+            raise InvalidParameters(f"sizes must be positive integers with the sum {self.stream.size}; got {sizes}")
         if len(scales) != len(sizes) or any(not 2.0**-60 <= scale <= 2.0**60 for scale in scales):
-            raise InvalidParameters(f"scales are {len(sizes)} numbers in 2^-60..2^60, one a tensor; got {scales}")
+            raise InvalidParameters(f"scales must be {len(sizes)} numbers in 2^-60..2^60, one per tensor; got {scales}")
         rounded = tuple(float(np.float32(scale)) for scale in scales)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "scales", rounded)
@@ -376,7 +376,7 @@ class RoundedRotation:
 
     def __post_init__(self) -> None:
         if type(self.clip) is not float or not 2.0**-100 <= self.clip <= 2.0**100:
-            raise InvalidParameters(f"clip is a float in 2^-100..2^100; got {self.clip!r}")
+            raise InvalidParameters(f"clip must be a float in 2^-100..2^100; got {self.clip!r}")
         require_integer("clients", self.clients, 1)
         unrounded_norm(self.l2_bound, self.rotation.padded)
         encoded = self.rotation.encode()
@@ -455,7 +455,7 @@ class Sketch:
         require_integer("bits", self.bits, 1, MOST_BITS)
         require_integer("modulus_bits", self.modulus_bits, self.bits, _MOST_RING_BITS)
         if type(self.unit) is not float or not 2.0**-100 <= self.unit <= 2.0**100:
-            raise InvalidParameters(f"unit is a float in 2^-100..2^100; got {self.unit!r}")
+            raise InvalidParameters(f"unit must be a float in 2^-100..2^100; got {self.unit!r}")
         encoded = self.rotation.encode() + struct.pack(">QBBd", self.kept, self.bits, self.modulus_bits, self.unit)
         version = public_parameters_digest("sketch", encoded)
         object.__setattr__(self, "layout", Layout((RingSegment(self.modulus_bits, self.kept),), version))
@@ -515,7 +515,7 @@ def sketch_ring(bits: int, uploads: int) -> int:
     """Return the width of the narrowest ring that no sum of codes overflows."""
     most = ((1 << _MOST_RING_BITS) - 1) // ((1 << bits) - 1)
     if type(uploads) is not int or not 1 <= uploads <= most:
-        raise InvalidParameters(f"the number of summed codes of {bits} bits is in 1..{most}; got {uploads!r}")
+        raise InvalidParameters(f"the number of summed codes of {bits} bits must be in 1..{most}; got {uploads!r}")
     return (uploads * ((1 << bits) - 1)).bit_length()
 
 

@@ -99,11 +99,11 @@ class ScalarQuantization:
         require_integer("bits", self.bits, LEAST_BITS, MAXIMUM_BITS)
         capacity(self.bits, self.modulus_bits)
         if type(self.rounding) is not Rounding:
-            raise Misuse(f"rounding is a Rounding; got {self.rounding!r}")
+            raise Misuse(f"rounding must be a Rounding; got {self.rounding!r}")
         weight = self.wrapping_weight
         if weight is not None and (type(weight) is not int or not 1 <= weight <= 1 << (_FLOAT64_DIGITS - self.bits)):
             limit = f"2^{_FLOAT64_DIGITS - self.bits}"
-            raise InvalidParameters(f"wrapping_weight is None or an integer in 1..{limit}; got {weight!r}")
+            raise InvalidParameters(f"wrapping_weight must be None or an integer in 1..{limit}; got {weight!r}")
         if type(self.scales) is not tuple or len(self.scales) not in {1, *self.shape[:1]}:
             raise InvalidParameters(
                 f"scales is a tuple of one scale, or of one for each index of axis 0 of a tensor of shape {self.shape}"
@@ -335,7 +335,7 @@ def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> np
 
 def _as_float32(scale: float) -> float:
     if type(scale) is not float or not _SMALLEST_NORMAL <= scale <= _GREATEST_FLOAT32:
-        raise InvalidParameters(f"a scale is a float from the range of normal float32, and positive; got {scale!r}")
+        raise InvalidParameters(f"a scale must be a positive float in the range of normal float32; got {scale!r}")
     return float(np.float32(scale))
 
 

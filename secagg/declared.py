@@ -97,7 +97,7 @@ CONTEXT: Final = Field(
     lambda reader, _: AttemptContext(reader.fixed(CONTEXT_BYTES)),
     f"{CONTEXT_BYTES}",
 )
-"""The digest of the context that a message's sum was agreed under."""
+"""Digest of the context that a message's sum was agreed under."""
 
 
 def _below(reader: Reader, limit: int, what: str) -> int:
@@ -165,7 +165,7 @@ def choice(members: tuple[IntEnum | StrEnum, ...]) -> Field:
 
     def read(reader: Reader, _: object) -> IntEnum | StrEnum:
         if (number := reader.integer(1)) >= len(members):
-            raise MalformedMessage(f"{number} is none of {len(members)} values", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"{number} is not one of {len(members)} values", reason=Reason.NOT_CANONICAL)
         return members[number]
 
     row = "1: " + ", ".join(f"{number} {member.name.lower()}" for number, member in enumerate(members))
@@ -180,7 +180,7 @@ def numbered(members: type[Enum], size: int = 1) -> Field:
         try:
             return members(number)
         except ValueError:
-            raise MalformedMessage(f"{number} is no {members.__name__}", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"{number} is not a {members.__name__}", reason=Reason.NOT_CANONICAL) from None
 
     row = f"{size}: " + ", ".join(f"{member.value} {member.name.lower()}" for member in members)
     return Field(lambda writer, value: writer.integer(value.value, size), read, row)
@@ -191,7 +191,7 @@ def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4)
 
     def write(writer: Writer, value: Sequence[Any]) -> None:
         if len(value) > limit:
-            raise InvalidParameters(f"a field of at most {limit} items was given {len(value)}")
+            raise InvalidParameters(f"a field of at most {limit} items got {len(value)}")
         writer.integer(len(value), size)
         for each in value:
             item.write(writer, each)
@@ -199,7 +199,7 @@ def repeated(item: Field, limit: int, most: Sizing | None = None, size: int = 4)
     def read(reader: Reader, at: At) -> tuple[Any, ...]:
         closer = most(at.place) if most else limit
         if (count := reader.integer(size)) > closer:
-            sentence = f"a field declares {count} items and {closer} is the limit"
+            sentence = f"a field declares {count} items, but the limit is {closer}"
             raise MalformedMessage(sentence, reason=Reason.LENGTH_OVER_LIMIT)
         return tuple(item.read(reader, at) for _ in range(count))
 

@@ -20,7 +20,7 @@ class ClientId(Party):
 
     def __post_init__(self) -> None:
         if type(self.value) is not int or not 0 <= self.value < 1 << (8 * CLIENT_ID_BYTES):
-            raise InvalidParameters(f"a client id is an integer in [0, 2^64); got {self.value!r}")
+            raise InvalidParameters(f"a client id must be an integer in [0, 2^64); got {self.value!r}")
 
     def encode(self) -> bytes:
         """Return the encoding used in keys, signatures and messages."""
@@ -38,7 +38,7 @@ class ServerId(Party):
 
     def __post_init__(self) -> None:
         if type(self.index) is not int or self.index not in (0, 1):
-            raise InvalidParameters(f"a server index is 0 or 1; got {self.index!r}")
+            raise InvalidParameters(f"a server index must be 0 or 1; got {self.index!r}")
 
     def __str__(self) -> str:
         return f"server/{self.index}"
@@ -52,7 +52,7 @@ class HolderId(Party):
 
     def __post_init__(self) -> None:
         if type(self.position) is not int or not 0 <= self.position < 1 << 16:
-            raise InvalidParameters(f"a holder's position is an integer in [0, 2^16); got {self.position!r}")
+            raise InvalidParameters(f"a holder's position must be an integer in [0, 2^16); got {self.position!r}")
 
     def __str__(self) -> str:
         return f"holder/{self.position}"
@@ -65,7 +65,7 @@ class _Context:
     def __post_init__(self) -> None:
         if type(self.digest) is not bytes or len(self.digest) != CONTEXT_BYTES:
             got = f"{type(self.digest).__name__} of {len(self.digest)}"
-            raise InvalidParameters(f"a context is a digest: {CONTEXT_BYTES} bytes; got {got}")
+            raise InvalidParameters(f"a context must be a digest of {CONTEXT_BYTES} bytes; got {got}")
 
     @property
     def tag(self) -> bytes:
@@ -74,7 +74,7 @@ class _Context:
 
 
 class AttemptContext(_Context):
-    """The digest of one attempt's configuration (T0): known before anybody advertises a key."""
+    """Digest of one attempt's configuration (T0), which is known before any key is advertised."""
 
     __slots__ = ()
 

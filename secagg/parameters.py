@@ -35,7 +35,7 @@ def usual_dropped(clients: int) -> int:
 
 
 class Suite(StrEnum):
-    """Which algorithms a session uses for key agreement and for masks."""
+    """Algorithms of a session for key agreement and for masks."""
 
     CLASSIC = "x25519-aes128"
     HYBRID = "mlkem768x25519-aes256"
@@ -59,10 +59,10 @@ def require_integer(name: str, value: int, least: int, greatest: int | None = No
     """Require an int in this range; a bool or a NumPy integer is refused."""
     if type(value) is not int or value < least or (greatest is not None and value > greatest):
         limits = f"of at least {least}" if greatest is None else f"in {least}..{_NAMED_LIMITS.get(greatest, greatest)}"
-        raise InvalidParameters(f"{name} is an integer {limits}; got {value!r}")
+        raise InvalidParameters(f"{name} must be an integer {limits}; got {value!r}")
 
 
 def require_members(name: str, members: object, kind: type[Enum]) -> None:
     """Require a frozenset of some members of an enumeration; ``in`` would find any part of a string."""
     if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
-        raise InvalidParameters(f"{name} is a frozenset of at least one {kind.__name__}; got {members!r:.60}")
+        raise InvalidParameters(f"{name} must be a frozenset of at least one {kind.__name__}; got {members!r:.60}")

@@ -1,7 +1,7 @@
 """Canonical bytes: one encoding per value, lengths checked before anything is read or allocated.
 
-Integers have a fixed length and are big-endian; there are no optional fields; a decoder that does not consume every
-byte refuses. Decoding and encoding again gives the same bytes; each message has a test of this.
+Integers have a fixed length and are big-endian; there are no optional fields; a decoder refuses bytes that it does not
+consume. Decoding and encoding again gives the same bytes; each message has a test of this.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ WIRE_VERSION: Final = 1
 FORM: Final = 3
 """Form of this version's messages; any change of their bytes raises it."""
 CHECKED_FORM: Final = 3
-"""The newest form that came with a check. Sessions of earlier forms lack the check, so nobody offers or accepts one."""
+"""The newest form that came with a check. Sessions of earlier forms lack the check, so they are not used."""
 FORMS: Final = range(max(CHECKED_FORM, FORM - 1), FORM + 1)
-"""Forms that this version speaks: its own and the one before, unless that lacks a check."""
+"""Forms that this version supports: its own and the previous one, unless that lacks a check."""
 _HEADER = struct.Struct(">4sBH")
 HEADER_BYTES: Final = _HEADER.size
 _MAGIC = b"SAGG"
@@ -112,15 +112,15 @@ class MessageKind(IntEnum):
 
 
 def require_spoken(form: int, error: type[MalformedMessage | InvalidParameters] = MalformedMessage) -> int:
-    """Return a form of messages that this version speaks.
+    """Return a form of messages if this version supports it.
 
     Raises:
-        MalformedMessage: it does not, or the error that the caller names.
+        MalformedMessage: it does not; or the error that the caller names.
     """
     if form not in FORMS:
         raise error(
-            f"the session has form {form} of secagg's messages, and this version speaks form "
-            f"{' and '.join(map(str, FORMS))}; use versions of secagg that have a form in common",
+            f"the session has form {form} of secagg's messages, but this version supports form "
+            f"{' and '.join(map(str, FORMS))}; use versions of secagg with a common form",
             reason=Reason.WRONG_VERSION,
         )
     return form
@@ -131,7 +131,7 @@ class Writer:
 
     def __init__(self, kind: int) -> None:
         if not 0 <= kind < 1 << 16:
-            raise InvalidParameters(f"a message kind is an integer below 2^16; got {kind}")
+            raise InvalidParameters(f"a message kind must be an integer below 2^16; got {kind}")
         self._parts: list[bytes | memoryview] = [_HEADER.pack(_MAGIC, WIRE_VERSION, kind)]
 
     def integer(self, value: int, size: int) -> Writer:
@@ -144,7 +144,7 @@ class Writer:
         """Append bytes whose length the reader knows."""
         copied = bytes(data)
         if len(copied) != size:
-            raise InvalidParameters(f"a field of {size} bytes was given {len(copied)}")
+            raise InvalidParameters(f"a field of {size} bytes got {len(copied)}")
         self._parts.append(copied)
         return self
 
@@ -156,7 +156,7 @@ class Writer:
     def variable(self, data: bytes, limit: int) -> Writer:
         """Append bytes preceded by their length, at most ``limit``."""
         if len(data) > limit:
-            raise InvalidParameters(f"a field of at most {limit} bytes was given {len(data)}")
+            raise InvalidParameters(f"a field of at most {limit} bytes got {len(data)}")
         return self.integer(len(data), 4).fixed(data, len(data))
 
     def finish(self) -> bytes:
@@ -171,9 +171,9 @@ class Reader:
         try:
             view = memoryview(message)
         except TypeError:
-            raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
+            raise Misuse(f"a message must be bytes; got {type(message).__name__}") from None
         if not view.c_contiguous:
-            raise Misuse("a message is contiguous; pass a copy of the view")
+            raise Misuse("a message must be contiguous; pass a copy of the view")
         self._view = view.cast("B").toreadonly()
         self._position = 0
         magic, version, received = _HEADER.unpack(self._take(_HEADER.size))
@@ -197,7 +197,7 @@ class Reader:
         length = self.integer(4)
         if length > limit:
             raise MalformedMessage(
-                f"a field declares {length} bytes and {limit} is the limit", reason=Reason.LENGTH_OVER_LIMIT
+                f"a field declares {length} bytes, but the limit is {limit}", reason=Reason.LENGTH_OVER_LIMIT
             )
         return self.fixed(length)
 
@@ -217,7 +217,7 @@ class Reader:
 
     def _take(self, size: int) -> memoryview:
         if size < 0:
-            raise Misuse(f"a field has no negative size; got {size}")
+            raise Misuse(f"a field's size must not be negative; got {size}")
         left = len(self._view) - self._position
         if size > left:
             raise MalformedMessage(f"expected {size} more bytes; {left} are left", reason=Reason.TRUNCATED)
@@ -233,7 +233,7 @@ def owned_bytes(message: Any) -> bytes:  # noqa: ANN401 -- checked here
     try:
         return bytes(memoryview(message))
     except TypeError:
-        raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
+        raise Misuse(f"a message must be bytes; got {type(message).__name__}") from None
 
 
 def message_kind(message: bytes) -> MessageKind:
@@ -241,10 +241,10 @@ def message_kind(message: bytes) -> MessageKind:
     try:
         header = bytes(memoryview(message)[: _HEADER.size])
     except TypeError:
-        raise Misuse(f"a message is bytes; got {type(message).__name__}") from None
+        raise Misuse(f"a message must be bytes; got {type(message).__name__}") from None
     received = int.from_bytes(header[-2:], "big")
     Reader(header, received)
     try:
         return MessageKind(received)
     except ValueError:
-        raise MalformedMessage(f"{received} is not a kind of message", reason=Reason.NOT_CANONICAL) from None
+        raise MalformedMessage(f"{received} is not a message kind", reason=Reason.NOT_CANONICAL) from None

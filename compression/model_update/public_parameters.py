@@ -291,7 +291,7 @@ class _Parameters:
             case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.CUSTOM:
                 return self._made_custom(place) if tag == _Tag.CUSTOM else self._whole_update(tag, place)
             case _:
-                raise InvalidParameters(f"{tag} is the tag of no scheme")
+                raise InvalidParameters(f"{tag} is not the tag of a scheme")
 
     def _take(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(form, self._reader.fixed(struct.calcsize(form)))
@@ -333,8 +333,8 @@ class _Parameters:
         factory = self._custom.get(name := encoded.decode(errors="replace"))
         if factory is None:
             raise InvalidParameters(
-                f"its scheme {name!r} is custom, and this side was given "
-                f"{', '.join(self._custom) or 'none'}; name the same scheme at both ends"
+                f"its scheme {name!r} is custom, but this side has {', '.join(self._custom) or 'none'}; name the same "
+                "scheme at both ends"
             )
         return CustomScheme(
             name=name, values=place.size, cohort=cohort, seed=seed, epoch=place.round_number, factory=factory
@@ -378,7 +378,7 @@ class _Parameters:
 
     def _inside(self, place: PublicStream, size: int, depth: int) -> _Scheme:
         if size > place.size + MOST_FILLED:
-            raise InvalidParameters(f"{place.size} values become {size}, which saves nothing; sketch them in fewer")
+            raise InvalidParameters(f"{place.size} values become {size}, which saves nothing; use a smaller sketch")
         return self._scheme(replace(place, shape=(size,)), depth)
 
 

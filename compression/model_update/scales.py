@@ -1,10 +1,10 @@
-"""Scales and codebooks that follow only from sums.
+"""Scales and codebooks that are derived only from sums.
 
 Scales need neither public data nor any update in the clear. Each client adds one number for each compressed tensor to
-the secure sum: its largest magnitude or its length. The server learns only the means of these numbers, which are the
-next round's scales. The first round has none, and is sent uncompressed. A codebook fitted to the previous round's sum
-would consist of sums of its own codewords, and shrink or explode from round to round; a data-free codebook does not,
-since only its length follows the updates.
+the secure sum: its largest magnitude or its length. The server only learns the means of these numbers, which become the
+next round's scales. The first round has none and is sent uncompressed. A codebook fitted to the previous round's sum
+would consist of sums of its own codewords, and shrink or explode from round to round. A data-free codebook does not,
+because only its length follows the updates.
 """
 
 from __future__ import annotations

@@ -44,20 +44,20 @@ class CodewordTable:
     def __post_init__(self) -> None:
         given = self.entries
         if type(given) is not np.ndarray or given.dtype != np.int64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix
-            raise Misuse("entries are a plain array of int64 in two dimensions, one codeword in each row")
+            raise Misuse("entries must be a plain two-dimensional array of int64, one codeword in each row")
         codewords, width = given.shape
         if not LEAST_CODEWORDS <= codewords <= MAXIMUM_CODEWORDS or width < 1:
             raise InvalidParameters(
-                f"a table has {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one entry; got "
+                f"a table must have {LEAST_CODEWORDS} to {MAXIMUM_CODEWORDS} codewords of at least one entry; got "
                 f"{codewords} of {width}"
             )
         if type(self.blocks) is not int or self.blocks < 1 or self.blocks * width > MAXIMUM_LENGTH:
             raise InvalidParameters(
-                f"blocks times {width} entries are an integer in 1..2^40; got {self.blocks!r} blocks"
+                f"blocks times {width} entries must be an integer in 1..2^40; got {self.blocks!r} blocks"
             )
         object.__setattr__(self, "largest", max(int(given.max()), -int(given.min())))
         if self.largest > MAXIMUM_ENTRY:
-            raise InvalidParameters("an entry is below 2^31 in magnitude; put the codebook on a coarser grid")
+            raise InvalidParameters("an entry must be below 2^31 in magnitude; use a coarser grid for the codebook")
         # Bytes are immutable, so a table whose digest is in a layout cannot change.
         own = np.frombuffer(given.tobytes(), dtype=np.int64).reshape(codewords, width)
         object.__setattr__(self, "entries", own)
@@ -107,14 +107,14 @@ def require_tables(layout: Layout, tables: Tables) -> None:
     """Refuse tables that do not cover every block of every index segment once, with its number of codewords."""
     segments = [segment for segment in layout.segments if isinstance(segment, IndexSegment)]
     if type(tables) is not tuple or any(type(some) is not tuple for some in tables) or len(tables) != len(segments):
-        raise InvalidParameters(f"tables are a tuple of {len(segments)} tuples, one for each index segment")
+        raise InvalidParameters(f"tables must be a tuple of {len(segments)} tuples, one for each index segment")
     for segment, some in zip(segments, tables, strict=True):
         if any(type(table) is not CodewordTable for table in some):
             raise InvalidParameters("a codebook must be a CodewordTable")
         if sum(table.blocks for table in some) != segment.blocks:
-            raise InvalidParameters(f"the tables of a segment are for {segment.blocks} blocks in all")
+            raise InvalidParameters(f"the tables of a segment must cover {segment.blocks} blocks")
         if any(table.codewords != segment.codewords for table in some):
-            raise InvalidParameters(f"the tables of a segment have the {segment.codewords} codewords of its indices")
+            raise InvalidParameters(f"the tables of a segment must have its {segment.codewords} codewords")
 
 
 def tables_digest(tables: Tables) -> bytes:
@@ -145,18 +145,18 @@ def require_summed(summed: Layout, layout: Layout, tables: Tables, uploads: int)
     pieces = summed_pieces(layout, tables)
     if summed.version != due.version or len(summed.segments) != len(pieces):
         raise Misuse(
-            "the layout is not that of sums of these codewords; hand the protocol the layout and tables of the object "
-            "that decodes, and histograms to decode()",
+            "the layout is not the summed layout of these codewords; pass the protocol the layout and tables of the "
+            "decoding object, and pass histograms to decode()",
             reason=Reason.LAYOUT_MISMATCH,
         )
     for segment, least, piece in zip(summed.segments, due.require_rings(), pieces, strict=True):
         is_wider = isinstance(piece, CodewordTable) and isinstance(segment, RingSegment) and not segment.fine_bits
         if segment.length != least.length or not (is_wider or segment == least):
-            raise Misuse("a segment does not have the form of its sums", reason=Reason.LAYOUT_MISMATCH)
+            raise Misuse("a segment does not match the form of its sums", reason=Reason.LAYOUT_MISMATCH)
         if segment.ring.modulus_bits < least.modulus_bits:
             raise CapacityExceeded(
-                f"a sum of {uploads} uploads needs {least.modulus_bits} bits, and a segment has "
-                f"{segment.ring.modulus_bits}; make the summed layout for the largest number of uploads"
+                f"a sum of {uploads} uploads needs {least.modulus_bits} bits, but a segment has "
+                f"{segment.ring.modulus_bits}; create the summed layout for the largest number of uploads"
             )
 
 
@@ -168,12 +168,12 @@ def sum_of_codewords(histogram: npt.NDArray[np.uint64], table: CodewordTable) ->
     """
     given: Any = histogram
     if type(given) is not np.ndarray or given.dtype != np.uint64 or given.ndim != 2:  # noqa: PLR2004 -- a matrix
-        raise Misuse("a histogram is a plain array of uint64 in two dimensions, one block in each row")
+        raise Misuse("a histogram must be a plain two-dimensional array of uint64, one block in each row")
     if histogram.shape[1] != table.codewords:
         raise Misuse(f"the table has {table.codewords} codewords; got counts of {histogram.shape[1]}")
     # Below this, a block's counts add up without wrapping.
     if int(histogram.max(initial=0)) * table.codewords > (1 << 64) - 1:
-        raise CapacityExceeded("a count is larger than that of any histogram")
+        raise CapacityExceeded("a count exceeds the maximum of a histogram")
     bound = int(histogram.sum(axis=1).max(initial=0)) * table.largest
     if bound > _GREATEST_SUM:
         raise CapacityExceeded("a sum of codewords could leave 64 bits; use fewer clients")

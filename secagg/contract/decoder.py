@@ -54,11 +54,11 @@ class Aggregate:
     def check(self) -> None:
         """Check the shapes, and that every histogram counts every contributor once."""
         if len(self.values) != len(self.layout.segments):
-            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} sums")
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments got {len(self.values)} sums")
         if type(self.contributors) is not int:
-            raise Misuse("the number of contributors is an integer")
+            raise Misuse("the number of contributors must be an integer")
         if not 1 <= self.contributors <= MAXIMUM_CONTRIBUTORS:
-            raise InvalidParameters(f"an aggregate has 1..{MAXIMUM_CONTRIBUTORS} contributors; got {self.contributors}")
+            raise InvalidParameters(f"contributors must be in 1..{MAXIMUM_CONTRIBUTORS}; got {self.contributors}")
         for segment, value in zip(self.layout.segments, self.values, strict=True):
             match segment:
                 case RingSegment():
@@ -82,7 +82,7 @@ class Aggregate:
         require_digest(reader.fixed(DIGEST_BYTES), layout)
         contributors = reader.integer(8)
         if not 1 <= contributors <= MAXIMUM_CONTRIBUTORS:
-            raise MalformedMessage(f"an aggregate of {contributors} contributors", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"an aggregate cannot have {contributors} contributors", reason=Reason.NOT_CANONICAL)
         rings = [_aggregate_ring(segment, contributors) for segment in layout.segments]
         lengths = [_aggregate_length(segment) for segment in layout.segments]
         packed = [reader.fixed(ring.packed_bytes(length)) for ring, length in zip(rings, lengths, strict=True)]
@@ -94,7 +94,7 @@ class Aggregate:
         try:
             return cls(layout, tuple(values), contributors)
         except CapacityExceeded as error:
-            raise MalformedMessage(f"the aggregate is impossible: {error}", reason=Reason.NOT_CANONICAL) from None
+            raise MalformedMessage(f"the aggregate is invalid: {error}", reason=Reason.NOT_CANONICAL) from None
 
 
 class LinearDecoder(Protocol[Update]):
@@ -150,7 +150,7 @@ def encode_update(decoder: LinearDecoder[Update], update: Update, coins: Coins) 
     """Encode an update by a scheme; refuse a payload whose layout the scheme did not declare."""
     payload = decoder.encode(update, coins)
     if payload.layout != decoder.layout:
-        raise ContractViolation("a scheme encoded an update in another layout than it declares; repair its encode()")
+        raise ContractViolation("a scheme's encode() returned a different layout from the declared one; fix it")
     return payload
 
 
@@ -163,12 +163,12 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], times: Sequence
     try:
         used = [1] * len(payloads) if times is None else [index(count) for count in times]
     except TypeError:
-        raise Misuse("numbers of clients are integers") from None
+        raise Misuse("numbers of clients must be integers") from None
     if len(used) != len(payloads) or not payloads or min(used) < 1 or sum(used) > MAXIMUM_CONTRIBUTORS:
-        raise InvalidParameters("give at least one payload, each of at least one client, of at most 2^47 in all")
+        raise InvalidParameters("pass at least one payload, each of at least one client, at most 2^47 clients")
     for payload in payloads:
         if payload.layout != layout:
-            raise Misuse("a payload belongs to another layout; encode all of them with one decoder object")
+            raise Misuse("a payload has another layout; encode all payloads with one decoder object")
     values = tuple(
         _ideal_segment(segment, [payload.values[position] for payload in payloads], used)
         for position, segment in enumerate(layout.segments)
@@ -210,7 +210,7 @@ def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
 def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, contributors: int) -> None:
     shape = (segment.blocks, segment.codewords)
     if type(value) is not np.ndarray or value.dtype != np.uint64 or value.shape != shape:
-        raise Misuse(f"a histogram is a plain array of uint64 of shape {shape}; got another {type(value).__name__}")
+        raise Misuse(f"a histogram must be uint64 of shape {shape}; got another {type(value).__name__}")
     if int(value.max()) > contributors or (value.sum(axis=1) != contributors).any():
         raise CapacityExceeded(
             f"a block's histogram does not add up to {contributors} contributors", reason=Reason.INPUT_OUT_OF_RANGE

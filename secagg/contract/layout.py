@@ -119,7 +119,7 @@ class IndexSegment:
     def __post_init__(self) -> None:
         if type(self.codewords) is not int or not LEAST_CODEWORDS <= self.codewords <= MAXIMUM_CODEWORDS:
             raise InvalidParameters(
-                f"codewords is an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
+                f"codewords must be an integer in {LEAST_CODEWORDS}..{MAXIMUM_CODEWORDS}; got {self.codewords!r}"
             )
         object.__setattr__(self, "ring", Ring((self.codewords - 1).bit_length()))
         _require_length("blocks", self.blocks)
@@ -169,11 +169,11 @@ class Layout:
     def __post_init__(self) -> None:
         kinds = (RingSegment, IndexSegment, RowSegment)
         if type(self.segments) is not tuple or any(type(segment) not in kinds for segment in self.segments):
-            raise Misuse("a layout is made from a tuple of RingSegment, IndexSegment and RowSegment")
+            raise Misuse("a layout needs a tuple of RingSegment, IndexSegment and RowSegment")
         if type(self.version) is not bytes or len(self.version) != VERSION_BYTES:
-            raise Misuse(f"a version is a digest of {VERSION_BYTES} bytes; make one with public_parameters_digest")
+            raise Misuse(f"a version must be {VERSION_BYTES} bytes; create it with public_parameters_digest")
         if not 1 <= len(self.segments) <= MAXIMUM_SEGMENTS:
-            raise InvalidParameters(f"a layout has 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
+            raise InvalidParameters(f"a layout must have 1 to {MAXIMUM_SEGMENTS} segments; got {len(self.segments)}")
 
     @property
     def payload_bytes(self) -> int:
@@ -208,7 +208,7 @@ class Layout:
         count = reader.integer(4)
         if count > MAXIMUM_SEGMENTS:
             raise MalformedMessage(
-                f"a layout declares {count} segments and {MAXIMUM_SEGMENTS} is the limit",
+                f"a layout declares {count} segments, but the limit is {MAXIMUM_SEGMENTS}",
                 reason=Reason.LENGTH_OVER_LIMIT,
             )
         try:
@@ -229,7 +229,7 @@ class Layout:
         for position, segment in enumerate(self.segments):
             if isinstance(segment, IndexSegment):
                 raise InvalidParameters(
-                    f"segment {position} holds indices, which this protocol cannot aggregate; choose a scheme without "
+                    f"segment {position} contains indices, which this protocol cannot sum; choose a scheme without "
                     "codebooks, or a protocol with secure indexing"
                 )
         return cast("tuple[RingSegment, ...]", self.segments)
@@ -239,7 +239,7 @@ class Layout:
         for position, segment in enumerate(self.segments):
             if isinstance(segment, RingSegment) and segment.fine_bits:
                 raise InvalidParameters(
-                    f"segment {position} has {segment.fine_bits} fine bits, and this protocol does not round masked "
+                    f"segment {position} has {segment.fine_bits} fine bits, but this protocol does not round masked "
                     "values; choose a scheme without fine bits, or a protocol with masks: pairwise, enclave or "
                     "one-message"
                 )
@@ -258,7 +258,7 @@ class Payload:
     def check(self) -> None:
         """Check every value against its segment; ``encode`` checks again, because arrays can change."""
         if len(self.values) != len(self.layout.segments):
-            raise Misuse(f"a layout of {len(self.layout.segments)} segments was given {len(self.values)} vectors")
+            raise Misuse(f"a layout of {len(self.layout.segments)} segments got {len(self.values)} vectors")
         for segment, vector in zip(self.layout.segments, self.values, strict=True):
             segment.ring.require_vector(vector, segment.length)
             if not _indices_are_below(segment, vector):
@@ -302,7 +302,7 @@ class Payload:
 def require_digest(digest: bytes, layout: Layout) -> None:
     """Refuse a message that was made for another layout."""
     if digest != layout.digest:
-        raise MalformedMessage("the message was made for another layout", reason=Reason.LAYOUT_MISMATCH)
+        raise MalformedMessage("the message has another layout", reason=Reason.LAYOUT_MISMATCH)
 
 
 def _decode_segment(reader: Reader) -> Segment:
@@ -312,7 +312,7 @@ def _decode_segment(reader: Reader) -> Segment:
             return RingSegment(first, second)
         case _Tag.FINE_RING:
             if not (fine_bits := reader.integer(1)):
-                raise MalformedMessage("a segment of a fine ring has fine bits", reason=Reason.NOT_CANONICAL)
+                raise MalformedMessage("a segment of a fine ring must have fine bits", reason=Reason.NOT_CANONICAL)
             return RingSegment(first, second, fine_bits)
         case _Tag.INDEX:
             return IndexSegment(first, second)
@@ -324,7 +324,7 @@ def _decode_segment(reader: Reader) -> Segment:
 
 def _require_length(name: str, value: int) -> None:
     if type(value) is not int or not 1 <= value <= MAXIMUM_LENGTH:
-        raise InvalidParameters(f"{name} is an integer in 1..2^40; got {value!r}")
+        raise InvalidParameters(f"{name} must be an integer in 1..2^40; got {value!r}")
 
 
 def _indices_are_below(segment: Segment, vector: RingVector) -> bool:

@@ -228,7 +228,7 @@ def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
     """
     ring = Ring(modulus_bits)
     if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
-        raise InvalidParameters(f"codes are integers from a range that holds zero and another; got {least}..{greatest}")
+        raise InvalidParameters(f"codes must be from a range of integers with zero; got {least}..{greatest}")
     bounds = [limit // bound for limit, bound in ((ring.least, least), (ring.greatest, greatest)) if bound]
     return min(bounds)
 
@@ -236,7 +236,7 @@ def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
 def require_capacity(uploads: int, available: int) -> None:
     """Refuse a number of uploads whose sum could overflow the ring."""
     if type(uploads) is not int or uploads < 1:
-        raise InvalidParameters(f"a number of uploads is an integer of at least 1; got {uploads!r}")
+        raise InvalidParameters(f"a number of uploads must be an integer of at least 1; got {uploads!r}")
     if uploads > available:
         raise CapacityExceeded(
             f"a sum of {uploads} uploads exceeds the capacity of {available}; use fewer clients, fewer bits per code "

@@ -90,7 +90,7 @@ def test_no_form_is_spoken_that_lacks_a_check() -> None:
 @EACH
 @pytest.mark.parametrize("form", [2, 4])
 def test_an_offer_of_another_form_is_refused_by_its_name(at: Round, form: int) -> None:
-    with pytest.raises(MalformedMessage, match=f"the session has form {form} .* speaks form 3") as refused:
+    with pytest.raises(MalformedMessage, match=f"the session has form {form} .* supports form 3") as refused:
         at.answer(at.with_form(form))
     assert refused.value.reason is Reason.WRONG_VERSION
 

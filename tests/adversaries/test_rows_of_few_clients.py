@@ -245,8 +245,8 @@ def test_other_protocols_open_no_session_with_rows(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"at_least": 1}, "at_least is an integer in 2..6"),
-        ({"at_least": 7}, "at_least is an integer in 2..6"),
+        ({"at_least": 1}, "at_least must be an integer in 2..6"),
+        ({"at_least": 7}, "at_least must be an integer in 2..6"),
         ({"at_least": 2}, "set at_least=3, or corrupted=0"),
         ({"at_least": 4, "corrupted": 3}, "set at_least=5, or corrupted=2"),
         ({"rows": "word"}, "rows has the pattern 'word'"),

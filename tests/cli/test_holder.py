@@ -193,7 +193,7 @@ def test_arguments_that_are_no_deployment(tmp_path: Path, capsys: pytest.Capture
     for policy in (["--minimum-holders", "5"], ["--corrupted", "2"]):
         assert "lower --minimum-holders or --corrupted" in refusal(capsys, *serve, str(key), *policy)
     assert main([*serve, str(key), "--minimum-cohort", "1"]) == 2
-    assert "minimum_cohort is an integer in 2" in capsys.readouterr().err
+    assert "minimum_cohort must be an integer in 2" in capsys.readouterr().err
     other = tmp_path / "other"
     assert main(["holder", "keys", "--out", str(other)]) == 0
     capsys.readouterr()

@@ -100,7 +100,7 @@ def test_filters_that_an_operator_has_stay_and_come_first(kit: Path) -> None:
     ("more", "said"),
     [
         (["--policy", "minimum-cohort"], "must be KEY=VALUE"),
-        (["--policy", "minimum-cohort=many"], "minimum_cohort is an integer"),
+        (["--policy", "minimum-cohort=many"], "minimum_cohort must be an integer"),
         (["--script", "train.py"], "only apply to --closed"),
         (["--interpreter", "/bin/sh"], "only apply to --closed"),
         (["--closed", "--interpreter", "python"], "the absolute path of a program; got python"),

@@ -130,7 +130,7 @@ def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
     for weight, refused in ((7, False), (8, True)):
         aggregate = Aggregate(summed, (Ring(bits).zeros(2),), weight)
         if refused:
-            with pytest.raises(CapacityExceeded, match="needs 28 bits, and a segment has 27"):
+            with pytest.raises(CapacityExceeded, match="needs 28 bits, but a segment has 27"):
                 decoder.decode_summed(aggregate)
         else:
             assert not decoder.decode_summed(aggregate).any()
@@ -342,7 +342,7 @@ def test_indices_that_only_histograms_decode_are_refused_by_the_name_of_the_tens
 
 
 def test_a_sketch_has_no_indices_in_it() -> None:
-    with pytest.raises(InvalidParameters, match="holds indices"):
+    with pytest.raises(InvalidParameters, match="contains indices"):
         CountSketch(length=12, rows=1, columns=8, seed=SEED, inner=SummedSigns(8))
 
 
@@ -354,5 +354,5 @@ def test_tables_that_do_not_fit_are_refused_by_the_name_of_the_tensor() -> None:
         def tables(self) -> Tables:
             return (super().tables[0][:1], super().tables[1])
 
-    with pytest.raises(InvalidParameters, match="tensor 'odd': the tables of a segment are for 12 blocks"):
+    with pytest.raises(InvalidParameters, match="tensor 'odd': the tables of a segment must cover 12 blocks"):
         _ = model_of(odd=Short(12)).tables

@@ -190,7 +190,7 @@ def test_the_rate_follows_from_the_cohort() -> None:
         bits = math.log2(2 * found[cohort]) / found[cohort]
         assert 1.6 <= cohort * bits < 1.63
         assert abs(law(cohort, bits) - 0.97 / 1.6) < 0.06
-    with pytest.raises(InvalidParameters, match="cohort is an integer"):
+    with pytest.raises(InvalidParameters, match="cohort must be an integer"):
         places_for(0)
     with pytest.raises(InvalidParameters, match="cohort_bits must be a positive number"):
         places_for(20, math.nan)
@@ -252,13 +252,13 @@ def test_the_most_places_are_encoded_and_counted() -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"places": 0}, "places is an integer"),
-        ({"places": MAXIMUM_PLACES + 1}, "places is an integer"),
+        ({"places": 0}, "places must be an integer"),
+        ({"places": MAXIMUM_PLACES + 1}, "places must be an integer"),
         ({"unit": 0.0}, "unit must be a float"),
         ({"unit": math.nan}, "unit must be a float"),
-        ({"sizes": (4, 14)}, "sizes are integers"),
-        ({"sizes": (4, 15), "scales": (1.0,)}, "scales are 2 numbers"),
-        ({"scales": (math.nan,)}, "scales are 1 numbers"),
+        ({"sizes": (4, 14)}, "sizes must be positive integers"),
+        ({"sizes": (4, 15), "scales": (1.0,)}, "scales must be 2 numbers"),
+        ({"scales": (math.nan,)}, "scales must be 1 numbers"),
         ({"shape": (19, 1)}, "one vector"),
     ],
 )

@@ -109,5 +109,5 @@ def test_a_bound_below_the_least_norm_of_the_code_is_refused() -> None:
 
 def test_parameters_out_of_range_are_refused() -> None:
     for wrong in ({"clip": float("nan")}, {"clip": 1}, {"clients": 0}):
-        with pytest.raises(InvalidParameters, match=r"clip is a float|clients is|an integer"):
+        with pytest.raises(InvalidParameters, match=r"clip must be a float|clients must be|an integer"):
             code(**wrong)

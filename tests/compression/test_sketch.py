@@ -135,12 +135,12 @@ def test_what_no_client_moves_is_moved_by_nobody(bits: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"kept": 0}, "kept is an integer"),
-        ({"kept": 25}, "kept is an integer"),
-        ({"bits": 0}, "bits is an integer"),
-        ({"bits": 9, "modulus_bits": 12}, "bits is an integer"),
-        ({"bits": 4, "modulus_bits": 3}, "modulus_bits is an integer"),
-        ({"unit": -1.0}, "unit is a float"),
+        ({"kept": 0}, "kept must be an integer"),
+        ({"kept": 25}, "kept must be an integer"),
+        ({"bits": 0}, "bits must be an integer"),
+        ({"bits": 9, "modulus_bits": 12}, "bits must be an integer"),
+        ({"bits": 4, "modulus_bits": 3}, "modulus_bits must be an integer"),
+        ({"unit": -1.0}, "unit must be a float"),
     ],
 )
 def test_parameters_out_of_range_are_refused(changes: dict[str, Any], match: str) -> None:

@@ -119,7 +119,7 @@ def test_a_violation_is_reported_with_the_evidence_the_law_the_repair_and_the_up
 
 
 def test_an_error_on_a_valid_update_is_a_violation_that_quotes_the_error() -> None:
-    with pytest.raises(ContractViolation, match=r"Misuse.*FixedPoint takes floats"):
+    with pytest.raises(ContractViolation, match=r"Misuse.*use FixedPoint for floats"):
         LAW["linearity"].check(replace(CANDIDATE, updates=arrays(np.float64, 2), extremes=[]), QUICK)
 
 

@@ -312,7 +312,7 @@ def test_a_ring_that_is_a_bit_too_narrow_is_not_accepted() -> None:
     for at, bits in ((0, 6), (1, 13), (3, 7)):
         segments = list(SUMMED.require_rings())
         segments[at] = replace(segments[at], modulus_bits=bits)
-        with pytest.raises(CapacityExceeded, match=f"needs {bits + 1} bits, and a segment has {bits}"):
+        with pytest.raises(CapacityExceeded, match=f"needs {bits + 1} bits, but a segment has {bits}"):
             require_summed(Layout(tuple(segments), SUMMED.version), LAYOUT, TABLES, 10)
 
 

@@ -350,7 +350,7 @@ def test_an_impossible_histogram_is_malformed_on_the_wire() -> None:
     ids=repr,
 )
 def test_a_histogram_of_another_dtype_or_shape_is_refused(value: Any) -> None:
-    with pytest.raises(Misuse, match="plain array"):
+    with pytest.raises(Misuse, match="must be uint64"):
         Aggregate(Layout((IndexSegment(3, 2),)), (value,), 3)
 
 

@@ -160,7 +160,7 @@ def test_a_declared_length_over_its_limit_is_refused(declared: int, limit: int) 
         assert reader.variable(limit) == bytes(declared)
         reader.finish()
         return
-    with pytest.raises(MalformedMessage, match=f"{declared} bytes and {limit} ") as caught:
+    with pytest.raises(MalformedMessage, match=f"{declared} bytes, but the limit is {limit}") as caught:
         reader.variable(limit)
     assert caught.value.reason is Reason.LENGTH_OVER_LIMIT
 
@@ -209,7 +209,7 @@ def test_a_fixed_field_must_have_exactly_its_size(data: bytes, size: int) -> Non
     if len(data) == size:
         assert Writer(KIND).fixed(data, size).finish() == HEADER + data
         return
-    with pytest.raises(InvalidParameters, match=f"{size} bytes was given {len(data)}"):
+    with pytest.raises(InvalidParameters, match=f"{size} bytes got {len(data)}"):
         Writer(KIND).fixed(data, size)
 
 
@@ -218,7 +218,7 @@ def test_a_variable_field_must_not_exceed_its_limit(data: bytes, limit: int) -> 
     if len(data) <= limit:
         assert Writer(KIND).variable(data, limit).finish() == HEADER + len(data).to_bytes(4, "big") + data
         return
-    with pytest.raises(InvalidParameters, match=f"at most {limit} bytes was given {len(data)}"):
+    with pytest.raises(InvalidParameters, match=f"at most {limit} bytes got {len(data)}"):
         Writer(KIND).variable(data, limit)
 
 
@@ -243,7 +243,7 @@ def test_the_kind_of_a_message_can_be_read_first(kind: MessageKind, body: bytes)
 
 @given(kind=st.integers(0, 0xFFFF).filter(lambda kind: kind not in set(MessageKind)), body=st.binary(max_size=8))
 def test_an_unknown_kind_is_refused(kind: int, body: bytes) -> None:
-    with pytest.raises(MalformedMessage, match=f"{kind} is not a kind") as caught:
+    with pytest.raises(MalformedMessage, match=f"{kind} is not a message kind") as caught:
         message_kind(write([], kind) + body)
     assert caught.value.reason is Reason.NOT_CANONICAL
 

@@ -266,5 +266,5 @@ def test_a_protocol_of_sums_refuses_indices(mode: SecurityMode) -> None:
     decoder = ProductQuantization(shape=SHAPE, codebooks=(Codebook(np.eye(4, 2)),))
     authority, coins = bytes(31) + b"1" if mode is SecurityMode.ACTIVE else bytes(32), InsecureSeededCoins(b"plan")
     place: dict[str, Any] = {"mode": mode, "topology": Topology.FULL, "authority": authority}
-    with pytest.raises(InvalidParameters, match="holds indices"):
+    with pytest.raises(InvalidParameters, match="contains indices"):
         plan_of(decoder.layout, coins, population=8, corrupted=1, dropped=1, **place)

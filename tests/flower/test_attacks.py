@@ -95,7 +95,7 @@ def test_18_a_nan_counts_as_no_change_and_its_client_stays(outcomes: dict[str, A
 
 def test_different_models_for_different_clients_are_noticed(outcomes: dict[str, Any]) -> None:
     assert outcomes["other_models"]["error"].startswith("ThresholdNotMet")
-    assert "another model_digest than this client" in outcomes["other_models"]["log"]
+    assert "model_digest differs from this client" in outcomes["other_models"]["log"]
 
 
 def test_a_round_is_not_repeated_for_a_second_sum(outcomes: dict[str, Any]) -> None:

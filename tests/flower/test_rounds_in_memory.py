@@ -200,7 +200,7 @@ def test_a_node_of_an_earlier_form_is_left_out_and_nobody_follows_it(folders: Pa
     assert (
         "1 clients left with code 'version': they do not support the round's form of messages (secagg-form)" in log.text
     )
-    assert "the session has form 3 of secagg's messages, and this version speaks form 2" in log.text
+    assert "the session has form 3 of secagg's messages, but this version supports form 2" in log.text
     assert "clients by the newest form of messages that they support: 3: 4" in log.text
 
 
@@ -276,7 +276,7 @@ def test_clients_refuse_a_scheme_that_their_own_app_does_not_name(folders: Path,
     )
     with pytest.raises(SecAggError):
         inner.round(grid, MODEL)
-    assert "is custom, and this side was given none" in log.text
+    assert "is custom, but this side has none" in log.text
 
 
 def test_a_server_names_no_scheme_that_it_cannot_import(folders: Path) -> None:

@@ -194,7 +194,7 @@ def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptur
         ("[", "must have policy keys such as"),
         ("[]", "must have policy keys such as"),
         ('{"minimum-cohort": 9}', "must have policy keys such as"),
-        ('{"secagg-minimum-cohort": "9"}', "minimum_cohort is an integer"),
+        ('{"secagg-minimum-cohort": "9"}', "minimum_cohort must be an integer"),
     ],
 )
 def test_an_operator_raises_the_policy_of_a_job_and_a_file_that_cannot_be_read_is_not_passed_over(

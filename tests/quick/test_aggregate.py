@@ -202,7 +202,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"drop": ["nobody"]}, "not a client"),
         ({"protocol": "trust"}, "there is no protocol"),
         ({"examples": [1, 2]}, "one number for each update"),
-        ({"examples": [1, 2, 1 << 50]}, "full is an integer in"),
+        ({"examples": [1, 2, 1 << 50]}, "full must be an integer in"),
         ({"colour": "red"}, "there is no argument colour; there are updates, clip.*; PairwiseOptions has others"),
         (
             {"suite": "hybrid"},
@@ -499,7 +499,7 @@ def test_a_client_that_would_sum_other_tensors_leaves() -> None:
 def test_a_subject_is_a_task_in_bytes_and_the_number_of_a_round(wrong: dict[str, Any]) -> None:
     session = secagg.Session.for_model(np.zeros(2), clients=3, clip=1.0)
     given: dict[str, Any] = {"task": b"t", "round_number": 1, "model": (), **wrong}
-    with pytest.raises(InvalidParameters, match=r"task must be bytes|round_number is an integer in"):
+    with pytest.raises(InvalidParameters, match=r"task must be bytes|round_number must be an integer in"):
         session.subject(**given)
 
 

@@ -114,7 +114,7 @@ def test_equal_members_of_two_enumerations_are_not_the_same() -> None:
     refused(own, ENCLAVE, enclave(form=ReleaseForm.HISTOGRAM, authority=OWN), "releases histograms")
     refused(own, ENCLAVE, enclave(accumulation=Accumulation.DIRECT, authority=OWN), "direct form")
     for wrong in ({SharingMode(1)}, frozenset({SharingMode(1)}), frozenset({1}), frozenset[Any](), "DECODED_SUM"):
-        with pytest.raises(InvalidParameters, match="forms is a frozenset of at least one ReleaseForm"):
+        with pytest.raises(InvalidParameters, match="forms must be a frozenset of at least one ReleaseForm"):
             ClientPolicy(forms=wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -122,9 +122,9 @@ def test_equal_members_of_two_enumerations_are_not_the_same() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "60", 60.0, None, -1, b"\3"])
 def test_a_limit_must_be_an_integer(name: str, value: object) -> None:
     given: Any = {name: value}
-    with pytest.raises(InvalidParameters, match=f"^{name} is an integer"):
+    with pytest.raises(InvalidParameters, match=f"^{name} must be an integer"):
         ClientPolicy(**given)
-    with pytest.raises(InvalidParameters, match=f"^{name} is an integer"):
+    with pytest.raises(InvalidParameters, match=f"^{name} must be an integer"):
         ClientPolicy().raised_by(given)
 
 

@@ -154,7 +154,7 @@ def test_a_late_or_early_answer_is_not_a_fault() -> None:
     assert (session.faults, session.awaited) == ((), INVITED)
     wrong: list[object] = [1, "keys", None]
     for message in wrong:
-        with pytest.raises(Misuse, match="a message is bytes"):
+        with pytest.raises(Misuse, match="a message must be bytes"):
             session.receive(ALICE, message)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     session.receive(ALICE, memoryview(said(session, ALICE)))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 

@@ -396,7 +396,7 @@ def test_no_message_makes_anybody_import_a_scheme(custom: str, monkeypatch: pyte
 
     monkeypatch.setattr("importlib.import_module", refuse)
     for known in ({}, {"mine.py:Ternary": custom_factory(custom)}):
-        with pytest.raises(MalformedMessage, match=r"is custom, and this side was given (none|mine\.py:Ternary)"):
+        with pytest.raises(MalformedMessage, match=r"is custom, but this side has (none|mine\.py:Ternary)"):
             decode_parameters(encoded, custom=known)
 
 

@@ -97,7 +97,7 @@ def test_nobody_follows_a_server_or_an_old_client_down(versions: Versions) -> No
     versions.serve("--form", "3")
     status, said = ended(versions.contribute("old", 0, *TAKES_FORM_2))
     assert status == 2
-    assert re.search(r"the session has form 3 .* this version speaks form 2; use versions of secagg", said)
+    assert re.search(r"the session has form 3 .* this version supports form 2; use versions of secagg", said)
     counted = httpx.get(f"{versions.url}/metrics").text
     assert re.search(r'secagg_clients_total\{[^}]*newest_form="2"[^}]*\} 1\b', counted)
 

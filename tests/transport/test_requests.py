@@ -487,7 +487,7 @@ async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_plac
         with monkeypatch.context() as old:
             old.setattr(wire, "FORMS", range(2, 3))
             old.setattr(proof, "FORM", 2)
-            with pytest.raises(MalformedMessage, match=r"has form 3 .* speaks form 2") as refused:
+            with pytest.raises(MalformedMessage, match=r"has form 3 .* supports form 2") as refused:
                 await taking_part("http://sums", ONE, http=http)
         assert refused.value.reason is Reason.WRONG_VERSION
         metrics = (await http.get("/metrics")).text

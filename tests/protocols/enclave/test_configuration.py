@@ -279,7 +279,7 @@ REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
     (
         {"tables": (), "noise": replace(NOISE, variances=NOISE.variances[:2])},
         InvalidParameters,
-        "tables are a tuple of 1 tuples",
+        "tables must be a tuple of 1 tuples",
     ),
 ]
 

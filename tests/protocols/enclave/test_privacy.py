@@ -103,7 +103,7 @@ def test_sensitivities_are_those_of_bounds_and_tables_that_fit_the_layout() -> N
     for bounds, given, said in (
         ((60,), tables, "l2_bounds has 1 values; give one for each of 2"),
         ((60, 20, 1), tables, "l2_bounds has 3 values; give one for each of 2"),
-        ((60, 20), (), "tables are a tuple of 1 tuples"),
+        ((60, 20), (), "tables must be a tuple of 1 tuples"),
     ):
         with pytest.raises(InvalidParameters, match=said):
             list(squared_sensitivities(layout, form, given, bounds, Adjacency.REPLACE))

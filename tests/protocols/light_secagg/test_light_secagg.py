@@ -213,7 +213,7 @@ def test_vectors_have_one_encoding(data: bytes) -> None:
         ({"privacy": 0}, "1 <= privacy <= target - 2"),
         ({"privacy": 5}, "1 <= privacy <= target - 2"),
         ({"target": 10}, "1 <= privacy <= target - 2"),
-        ({"layout": Layout((IndexSegment(4, 1),))}, "holds indices"),
+        ({"layout": Layout((IndexSegment(4, 1),))}, "contains indices"),
         ({"layout": Layout((RingSegment(20, 3, 4),))}, "fine bits"),
     ],
 )

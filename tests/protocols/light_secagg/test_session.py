@@ -151,7 +151,7 @@ def test_a_session_that_cannot_end_well_is_not_opened(settings: LightSecAggOptio
 
 def test_a_layout_of_indices_is_refused() -> None:
     indices = replace(SUBJECT, layout=Layout((IndexSegment(4, 1),)))
-    with pytest.raises(InvalidParameters, match="holds indices"):
+    with pytest.raises(InvalidParameters, match="contains indices"):
         open_session(indices, SETTINGS, frozenset(CLIENTS), LightSecAggHelpers(coins=SystemCoins()))
 
 

@@ -131,7 +131,7 @@ def test_a_mode_a_suite_or_a_topology_beyond_the_table_is_refused(place: int) ->
     encoded = bytearray(ACTIVE_FULL.encode())
     for value in (2, 255):
         encoded[at] = value
-        with pytest.raises(MalformedMessage, match=f"{value} is none of 2") as caught:
+        with pytest.raises(MalformedMessage, match=f"{value} is not one of 2") as caught:
             SessionConfiguration.decode(bytes(encoded))
         assert caught.value.reason is Reason.NOT_CANONICAL
 

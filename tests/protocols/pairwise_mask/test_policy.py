@@ -88,14 +88,14 @@ def test_an_offer_one_step_below_a_floor_is_refused_by_name(offered: dict[str, A
 
 @pytest.mark.parametrize("floor", [name for name, value in POLICY.items() if isinstance(value, int)])
 def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{floor} is an integer"):
+    with pytest.raises(InvalidParameters, match=f"{floor} must be an integer"):
         policy(**{floor: float("nan")})
 
 
 @pytest.mark.parametrize("members", ["mlkem768x25519-aes256", frozenset({"x25519-aes128"}), {Suite.CLASSIC}])
 def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
     # In a string, every part of it would be found.
-    with pytest.raises(InvalidParameters, match="suites is a frozenset"):
+    with pytest.raises(InvalidParameters, match="suites must be a frozenset"):
         policy(suites=members)
 
 
@@ -109,7 +109,7 @@ def test_a_floor_that_protects_nobody_is_refused(floor: str, outside: int, insid
 
 @pytest.mark.parametrize("floor", ["suites", "modes", "topologies"])
 def test_policies_that_accept_nothing_are_refused(floor: str) -> None:
-    with pytest.raises(InvalidParameters, match=f"{floor} is a frozenset of at least one"):
+    with pytest.raises(InvalidParameters, match=f"{floor} must be a frozenset of at least one"):
         policy(**{floor: frozenset[object]()})
 
 
@@ -147,7 +147,7 @@ def test_a_policy_among_clients_fits_their_number(clients: int, mode: SecurityMo
 
 @pytest.mark.parametrize("clients", [1, 0, -3, True, 100.0, "100", None])
 def test_a_policy_is_among_a_number_of_clients(clients: Any) -> None:
-    with pytest.raises(InvalidParameters, match="clients is an integer"):
+    with pytest.raises(InvalidParameters, match="clients must be an integer"):
         ClientPolicy.among(clients)
 
 

@@ -161,7 +161,7 @@ def test_a_round_of_signatures_without_active_mode_is_refused() -> None:
 @pytest.mark.parametrize("state", [7, 255])
 def test_a_state_that_there_is_not_is_refused(state: int) -> None:
     snapshot = some_snapshots()[0]
-    with pytest.raises(MalformedMessage, match=f"{state} is none of 7 values") as caught:
+    with pytest.raises(MalformedMessage, match=f"{state} is not one of 7 values") as caught:
         restored(snapshot[:HEADER_BYTES] + bytes([state]) + snapshot[HEADER_BYTES + 1 :])
     assert caught.value.reason is Reason.NOT_CANONICAL
 
