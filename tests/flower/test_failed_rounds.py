@@ -292,7 +292,7 @@ def test_functions_of_single_metrics_are_named_in_the_log(folders: Path, log: An
     inner = Nodes(folders, lost=lambda _: False)
     function: Any = lambda records, _: records[0]["metrics"]  # noqa: E731 -- as a user writes it
     started(inner, strategy(train_metrics_aggr_fn=function), 2, settings())
-    assert log.text.count("train_metrics_aggr_fn is given one record, the means of all clients") == 1
+    assert log.text.count("train_metrics_aggr_fn receives one record, the means of all clients") == 1
 
 
 # --- Clamps -----------------------------------------------------------------------------------------------------------

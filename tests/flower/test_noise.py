@@ -101,7 +101,7 @@ def test_a_client_that_insists_on_noise_leaves_a_protocol_whose_clients_add_none
     inner = MemoryGrid(lenient(folders, **NOISE), adding(0.001))
     with pytest.raises(ThresholdNotMet):
         inner.round(grid_of(inner, settings_of(folders, protocol)), MODEL)
-    assert f"clients add under pairwise and one-message, and the server asks for {protocol}" in log.text
+    assert f"clients add under pairwise and one-message, but the server asks for {protocol}" in log.text
 
 
 def test_tensors_of_integers_have_no_norm() -> None:

@@ -189,7 +189,7 @@ def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path) -> None:
     [
         ({"epoch": "/absent"}, "not an epoch's record"),
         ({"suite": "hybrid"}, "does not have secagg-suite = hybrid; change one of them"),
-        ({"holders": "a.socket,b.socket"}, "names 4 holders, and secagg-holders 2 addresses"),
+        ({"holders": "a.socket,b.socket"}, "names 4 holders, but secagg-holders 2 addresses"),
     ],
 )
 def test_an_epoch_that_does_not_fit_is_refused_by_the_name_of_its_key(

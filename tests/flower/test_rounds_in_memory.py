@@ -220,7 +220,7 @@ def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders:
     )
     with pytest.raises(ThresholdNotMet):
         inner.round(grid, MODEL)
-    assert "the server asks for plain, and this client accepts pairwise" in log.text
+    assert "the server asks for plain, but this client accepts pairwise" in log.text
     assert "5 clients left with code 'terms'" in log.text
 
 
@@ -607,7 +607,7 @@ CONTENTS: dict[str, Callable[[Any], Any]] = {
     ("alter", "said"),
     [
         (lost_later, "1 left"),
-        (not_invited, "node 999 was not asked; a node answers for itself alone"),
+        (not_invited, "node 999 was not asked; a node can only answer for itself"),
         *(
             (holding(content), "code 'foreign'" if name in {"nothing", "arrays"} else "node 100 is excluded")
             for name, content in CONTENTS.items()
@@ -636,7 +636,7 @@ def test_an_error_of_a_round_whose_clients_lack_the_mod_asks_about_it(folders: P
         return flwr.Message(flwr.RecordDict({"metrics": flwr.MetricRecord({"num-examples": 1})}), reply_to=message)
 
     inner, grid = begun(MemoryGrid(cast("Any", bare), adding(0.125)), settings_of(folders, "pairwise"))
-    said = "4 must complete the key exchange, 0 did; does the app of the clients have ClientApp(mods=[SecAggMod()])?"
+    said = "4 must complete the key exchange, 0 did; does the client app use ClientApp(mods=[SecAggMod()])?"
     with pytest.raises(ThresholdNotMet, match=re.escape(said)):
         inner.round(grid, {"w": np.zeros(4, dtype=np.float32)})
     assert "5 clients left with code 'foreign': their app failed, or it answered without secure" in log.text
