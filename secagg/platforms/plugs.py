@@ -18,6 +18,7 @@ from typing import Any, Final
 from secagg.crypto.entropy import Coins, SystemCoins
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
+from secagg.parameters import SecurityMode
 from secagg.privacy.client_noise import NO_NOISE, NoiseSettings
 from secagg.protocols.light_secagg import LightSecAggHelpers, LightSecAggMember
 from secagg.protocols.light_secagg import open_session as open_light_secagg
@@ -110,7 +111,8 @@ class NodeSide:
 
     def __post_init__(self) -> None:
         if self.settings.is_keyed and self.certified is not None:
-            policy = self.settings.policy.with_keys()  # The server's word that it uses keys is no proof.
+            # The server only says that it uses keys.
+            policy = replace(self.settings.policy, modes=frozenset({SecurityMode.ACTIVE}))
             object.__setattr__(self, "settings", replace(self.settings, policy=policy))
         object.__setattr__(self, "privacy", self.settings.privacy_ledger(self.certified))
 

@@ -354,23 +354,24 @@ def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: 
         )
 
 
-@pytest.mark.parametrize("is_allowed", [False, True])
+@pytest.mark.parametrize("modes_of", ["nobody", "the app", "the key's owner"])
 def test_a_server_that_only_says_that_keys_are_used_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes_of: str
 ) -> None:
     """The terms say that clients are certified, and the offer is of a protocol that looks at no certificate."""
     monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "ledgers"))
     clients, entry = [ClientId(number) for number in range(5)], find("lightsecagg")
     make_identities(tmp_path / "keys", clients, SystemCoins())
-    given: dict[str, Any] = {"identity": str(tmp_path / "keys" / "client-3.key"), "protocols": "lightsecagg"}
-    node = ClientNode.of(given | ({"modes": "semi_honest"} if is_allowed else {}))
+    asked, modes = {"secagg-identity": str(tmp_path / "keys" / "client-3.key")}, {"modes": "semi_honest"}
+    node = ClientNode.of({"protocols": "lightsecagg"} | (modes if modes_of == "the app" else {}))
+    node = node.raised_by(asked | ({"secagg-modes": "semi_honest"} if modes_of == "the key's owner" else {}))
     states = StateDirectory(tmp_path / "states", coins=SystemCoins())
     side = NodeSide(settings=node, client=clients[3], certified=node.load_identity({}), states=states)
     subject = Subject(task=b"t", round_number=1, layout=Layout((RingSegment(32, 4),)), capacity=1 << 20)
     with closing(entry.simulate(entry.settings(), coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         offer = world.open(subject, frozenset(clients)).message_to(clients[3])
     part = plug_of("lightsecagg", is_suspended=False).member(side).join(subject, update_of(clients[3]))
-    if is_allowed:
+    if modes_of == "the key's owner":
         assert part.answer(offer)
         return
     with pytest.raises(InvalidParameters, match="holds only against a server that follows the protocol"):
