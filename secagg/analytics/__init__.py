@@ -1,4 +1,4 @@
-"""Federated analytics: counts, means, tables and survival over several sites; a server learns only sums over sites."""
+"""Federated analytics: counts, means, tables and survival curves over several sites; a server only learns sums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A site's data: functions that return people's values, and the version of the data.
 
-Functions are registered by variable names. They are called once, when the update is taken. If one raises, all its
-values are missing; unreadable values are missing too. The server learns of neither.
+Functions are registered by variable name and called once, when the update is taken. If one raises, all its values are
+missing; unreadable values are missing too. The server learns about neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .declaration import Declaration, Variable
 from .kinds import MISSING, Columns, has_value
 
 Values = Callable[[], Iterable[Any]]
-"""Returns one value for each person, in the same order for every variable."""
+"""Returns one value per person, in the same order for every variable."""
 LOG: Final = logging.getLogger("secagg.statistics")
 _PYTHON: Final = ".py"
 
@@ -40,8 +40,8 @@ class Site:
     declaration: Declaration
     functions: Mapping[str, Values]
     version: str = "1"
-    """Version of the data: the owner changes it with the data, and must not compute it from them. A declaration is
-    answered once for each version, or ``attempts`` times if the policy says so."""
+    """Version of the data; the owner changes it with the data, and must not compute it from them. A site answers a
+    declaration once per version, or up to ``attempts`` times if the policy says so."""
 
     def __post_init__(self) -> None:
         if missing := [name for name in self.declaration.variables if name not in self.functions]:
@@ -51,12 +51,12 @@ class Site:
 
     @property
     def spent(self) -> bytes:
-        """Digest of the declaration and the data's version for the ledger; never of values."""
+        """Digest of the declaration and the data's version, for the ledger; does not cover values."""
         bound = bind(Label.STATISTICS_SPENT, self.declaration.digest, self.version.encode("utf-8", "surrogateescape"))
         return hashlib.sha256(bound).digest()
 
     def columns(self) -> tuple[Columns, int]:
-        """Return all values and the number of people; if there are too few people, no values."""
+        """Return all values and the number of people; with too few people, return no values."""
         declared = self.declaration
         raw = {name: _called(name, self.functions[name], declared.most_people) for name in declared.variables}
         people = max(map(len, raw.values()), default=0)
@@ -65,7 +65,7 @@ class Site:
         found = {name: _column(declared.variables[name], values, people) for name, values in raw.items()}
         for name, column in found.items():
             if lacking := people - int(np.count_nonzero(has_value(column))):
-                LOG.warning("%d of %d people have no value of %r that can be read", lacking, people, name)
+                LOG.warning("%d of %d people have no readable value of %r", lacking, people, name)
         return found, people
 
 
@@ -99,7 +99,7 @@ def _called(name: str, function: Values, most: int) -> list[Any]:
     try:
         values = list(islice(function(), most + 1))
     except Exception:
-        # The server must not learn of any error in a site's function.
+        # The server must not learn about errors in a site's function.
         LOG.exception("the function of %r failed: all its values are missing", name)
         return []
     if len(values) > most:

@@ -1,6 +1,6 @@
 """Declaration of statistics: the questions, their variables, and the minimum numbers of people and sites.
 
-Server and sites each hold the file. A site answers only its own copy, so it never trusts a server's ranges, steps, bins
+Server and sites each have the file. A site only answers its own copy, so it never trusts a server's ranges, steps, bins
 or classes. The terms of every session include the declaration's digest.
 
     name = "outcomes"
@@ -59,7 +59,7 @@ class Variable:
 
     @property
     def middle(self) -> float:
-        """The value that is sent as 0 steps."""
+        """The value that is encoded as 0 steps."""
         return (self.low + self.high) / 2
 
     @property
@@ -103,9 +103,9 @@ class Declaration:
     variables: Mapping[str, Variable] = field(default_factory=dict[str, Variable])
     statistics: Mapping[str, Statistic]
     least_clients: int = 3
-    """Minimum number of sites in a sum: each site refuses a session that could release the sum of fewer."""
+    """Minimum number of sites in a sum; each site refuses sessions that could release the sum of fewer."""
     least_count: int = 5
-    """Minimum count of a shown cell: a smaller one is shown as "fewer than 5". The server's process has it."""
+    """Minimum count of a shown cell; smaller ones are shown as "fewer than 5". The server's process has all counts."""
     least_people: int = 0
     """A site with fewer people counts as empty."""
     most_people: int = 100_000
@@ -116,7 +116,7 @@ class Declaration:
     """Epsilon of one sum for one person; sites add the noise for it. None for no noise."""
     delta: float = USUAL_DELTA
     corrupted: int = 1
-    """Number of sites whose noise does not count, because they may reveal it to the server."""
+    """Number of sites whose noise does not count, because they may collude with the server."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.statistics:
@@ -138,11 +138,11 @@ class Declaration:
 
     @property
     def has_hidden_cells(self) -> bool:
-        """Whether small counts are hidden only by suppression, without noise."""
+        """Whether only suppression hides small counts, without noise."""
         return self.least_count > 1 and self.epsilon is None
 
     def _told_by_others(self) -> Iterator[str]:
-        """Yield groups of statistics that together may determine a count that each hides.
+        """Yield groups of statistics that may together reveal a count that each hides.
 
         Statistics without a common variable do not constrain each other's cells. Bins, classes and sums of one variable
         do, so a variable is in only one such statistic.
@@ -153,16 +153,16 @@ class Declaration:
             for each in statistic.of if statistic.kind != "count" else ():
                 uses[each].append(name)
             if len(statistic.of) > 1 and counted & {*statistic.of}:
-                yield f"the count of another statistic may reveal how many people {name!r} lacks, which may be hidden"
+                yield f"another statistic's count may reveal how many people have no {name!r}, which may be hidden"
             cells = math.prod(1 + len(self.variables[each].classes) for each in statistic.of)
             if max(cells, len(statistic.edges)) > _MOST_AUDITED:
                 yield f"{name!r} has more than {_MOST_AUDITED:,} cells, too many to check what the shown ones reveal"
         for each, names in uses.items():
             if len(names) > 1:
-                yield f"statistics {', '.join(map(repr, names))} of {each!r} together may reveal a count each hides"
+                yield (f"statistics {', '.join(map(repr, names))} of {each!r} may reveal a count that each hides")
 
     def _faults(self, statistic: Statistic) -> Iterator[str]:
-        """Yield faults of a statistic, in order; each check assumes that the earlier ones passed."""
+        """Yield a statistic's faults in order; each check assumes that earlier ones passed."""
         kind, of, edges = statistic.kind, statistic.of, statistic.edges
         if (counts := _VARIABLES.get(kind)) is None:
             yield f"has the unknown kind {kind!r}; known are {', '.join(_VARIABLES)}"
@@ -189,7 +189,7 @@ class Declaration:
 
     @property
     def digest(self) -> bytes:
-        """Digest of the declaration, equal at server and sites."""
+        """Digest of the declaration; the same at server and sites."""
         # 1 and 1.0 are equal, from a file or a program.
         text = json.dumps(asdict(Declaration.of(asdict(self))), sort_keys=True)
         return hashlib.sha256(bind(Label.STATISTICS, text.encode())).digest()

@@ -1,8 +1,8 @@
-"""Kinds of statistics: the cells that a site sends, and results from their sums.
+"""Kinds of statistics: the cells that a site sends, and the results of their sums.
 
-Cells are integers: counts of people, and sums of steps, their squares and products. So a sum over all sites is exact,
-and equals that over all people. A site without people sends zeros. Values that are missing, not a number or out of
-range are clamped or counted separately, and never refused.
+Cells are integers: counts of people, and sums of steps, their squares and products. So a sum over all sites is exact
+and equals the sum over all people. A site without people sends zeros. Values that are missing, not a number or out of
+range are never refused, but clamped or counted separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Group:
     largest: int
     """Maximum magnitude of one person in one cell."""
     squared: int
-    """Maximum squared distance between two persons over all cells, which noise has to hide."""
+    """Maximum squared distance between two people over all cells, which the noise must hide."""
 
 
 class Kind(ABC):
@@ -69,7 +69,7 @@ class Kind(ABC):
 
 
 class Count(Kind):
-    """Number of people, or of those whose variable has a value."""
+    """Number of people, or of people with a value of the variable."""
 
     @property
     def groups(self) -> list[Group]:
@@ -122,7 +122,7 @@ class Moments(Kind):
         count, clamped, missing = (int(each) for each in sums[0])
         totals = [int(each) for each in sums[1]]
         if is_below(missing, self.least) and count >= self.least:
-            # A mean in whole steps is possible for every number of people; an exact mean reveals their number.
+            # An exact mean would reveal the number of people; a mean in whole steps is possible for any number.
             found: Result = {"count": None, "clamped": None, self.statistic.kind: None}
             if self.statistic.kind == "mean":
                 middle, step = Fraction(self.variables[0].middle), Fraction(self.variables[0].step)
@@ -164,7 +164,7 @@ class Moments(Kind):
 
 
 class Histogram(Kind):
-    """Number of people in each bin, below, above, and without a value; the last bin includes its upper edge."""
+    """Number of people in each bin, below, above, and without a value. The last bin includes its upper edge."""
 
     @property
     def groups(self) -> list[Group]:
@@ -223,7 +223,7 @@ class Table(Kind):
 
     def result(self, sums: Sequence[Integers]) -> Result:
         (cells,), places = sums, np.arange(math.prod(self.shape)).reshape(self.shape)
-        # A reader may know the sum of a row or a column.
+        # A reader may know the sum of a row or column.
         lines = [list(line) for each in (places, places.T) for line in each] if len(self.shape) > 1 else []
         *shown, missing = audited(cells, lines, self.least)
         counts: Any = shown
@@ -318,7 +318,7 @@ def steps_of(column: npt.NDArray[np.float64], variable: Variable) -> Integers:
 def suppressed(
     counts: Integers, lines: Sequence[Sequence[int]], least: int, lacking: Collection[int] = ()
 ) -> list[int | None]:
-    """Return counts without small ones, and without others from which a line's sum would reveal these.
+    """Return counts without small ones, and without others that would reveal them by a line's sum.
 
     Args:
         lines: places of counts whose sum a reader may know. A line with hidden counts has at least two, whose sum
@@ -339,7 +339,7 @@ def suppressed(
 
 
 def is_below(lacking: int, least: int) -> bool:
-    """Whether the number of people without a value is hidden, with every count that would reveal it."""
+    """Whether to hide the number of people without a value, and every count that would reveal it."""
     return lacking < least and (lacking != 0 or least <= _PAIR)
 
 
@@ -350,7 +350,7 @@ def audited(counts: Integers, lines: Sequence[Sequence[int]], least: int, depth:
     people that are shown identically, but where this count differs. If one has no witness, all are hidden.
 
     Args:
-        depth: levels at which witnesses need witnesses themselves, since a reader knows this rule too.
+        depth: levels at which witnesses need witnesses too, because a reader knows this rule.
     """
     if depth is None:
         depth = 2 if counts.size <= _MOST_TWICE else 1

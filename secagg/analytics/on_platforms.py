@@ -1,4 +1,4 @@
-"""Analytics in a deployment: a site's policy and ledgers, and a round on a platform."""
+"""Analytics in a deployment: a site's policy and ledgers, and rounds on a platform."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .declaration import Declaration
 from .plan import Plan
 
 ONCE = ClientNode(attempts=1)
-"""Default policy of a site: people are counted again only if the data have another version."""
+"""Default policy of a site: count people again only if the data's version changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Answering:
         return self.plan.late(self.site, SystemCoins(), charge)
 
     def _require_alone(self, kept: Callable[[bytes, dict[str, str], str], None]) -> None:
-        """Before data are read, refuse a declaration that may reveal counts that another one of the same data hides."""
+        """Refuse a declaration that may reveal counts hidden by another one of the same data; reads no data."""
         declared = self.site.declaration
         if declared.epsilon is None:
             said = declared.digest.hex()[:16] if declared.has_hidden_cells else "one without a floor"
@@ -86,12 +86,12 @@ class Answering:
             kept(
                 f"statistics of version {self.site.version}".encode("utf-8", "surrogateescape"),
                 {f"the declaration that shows {each!r}": one for each, one in shown.items()},
-                "two of them may reveal a count that each hides; set an epsilon, or name another version if the data "
-                "changed",
+                "two declarations may together reveal a count that each hides; set an epsilon, or change the "
+                "version if the data changed",
             )
 
     def begun(self, node: Node, terms: Terms) -> NodeRound:
-        """Check the terms of a platform's session; refuse those of another declaration."""
+        """Check the terms of a platform's session; refuse another declaration."""
         if terms.parameters != encode_parameters(self.plan.update):
             raise InvalidParameters(
                 "the server's declaration differs from this site's; compare the two files",

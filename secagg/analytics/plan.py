@@ -85,7 +85,7 @@ class _CellNoise(ClientNoise):
 
 
 class Plan:
-    """A declaration as a secure sum; refused if no ring holds the sums, or no noise is large enough."""
+    """A declaration as a secure sum. Refused if no ring can hold the sums, or no noise is large enough."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
@@ -171,7 +171,7 @@ class Plan:
             ) from None
 
     def subject(self, *, task: bytes, round_number: int, model: object = ()) -> Subject:
-        """Return the subject of a session, equal at both sides; the declaration replaces the model."""
+        """Return the subject of a session, the same on both sides; the declaration replaces the model."""
         del model
         return Subject(
             task=task,

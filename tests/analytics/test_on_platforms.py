@@ -173,7 +173,7 @@ def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> Non
     for changed in ({"statistics": finer, "least_count": 5}, {"statistics": finer}):
         watched = Watched(**changed)
         with pytest.raises(
-            InvalidParameters, match=r"the declaration that shows 'age' is .* may reveal a count"
+            InvalidParameters, match=r"the declaration that shows 'age' is .* may together reveal a count"
         ) as refused:
             asked(watched, 9)
         assert refused.value.reason is Reason.BELOW_FLOOR
@@ -193,6 +193,6 @@ def test_a_session_in_which_nothing_was_uploaded_leaves_the_other_declaration_po
     begun = Answering(finer.site).late(many, RUN, 1, IDENTITY, is_new=True)
     late = Answering(ages.site).late(many, RUN, 2, IDENTITY, is_new=True)
     late.take(Plan(ages.site.declaration).update.layout)
-    with pytest.raises(InvalidParameters, match="may reveal a count"):
+    with pytest.raises(InvalidParameters, match="may together reveal a count"):
         begun.take(Plan(finer.site.declaration).update.layout)
     assert finer.read == 0
