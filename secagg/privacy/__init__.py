@@ -1,1 +1,1 @@
-"""Noise that protocols share: sensitivities, samplers, clients' noise, and the epsilon of releases."""
+"""Noise for all protocols: sensitivities, samplers, clients' noise, and the epsilon of releases."""

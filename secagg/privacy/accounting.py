@@ -1,11 +1,11 @@
-"""Cost of noised releases: sensitivities, their joint epsilon for a delta, and the budget of one client.
+"""Privacy cost of noised releases: sensitivities, their joint epsilon for a delta, and a client's budget.
 
 Squared L2 sensitivities are exact integers and depend on the adjacency: the definition of neighbouring sets of clients.
 Every client counts once.
 
 A release has parts, such as segments, each with its own sensitivity and noise. The losses of parts and of releases add
-up. Amplification by sampling does not count: it needs random and secret cohorts, and a server that picks its clients
-knows them.
+up. Amplification by sampling does not count: it needs random and secret cohorts, but a server knows the clients that it
+picks.
 
 The bounds are of Rényi divergences, and `dp-accounting` (the extra ``dp``) converts them to epsilon. Its tighter
 privacy loss distributions do not cover the worst shift of a vector with discrete noise.
@@ -289,8 +289,8 @@ def _load(name: str) -> ModuleType:
 # --- Budget of one client for all the noised sums that it is ever in --------------------------------------------------
 
 NOT_NOISED: Final = (
-    "a client with a privacy budget never uploads without noise, which would exceed the budget: set noise_multiplier, "
-    "or remove the budget"
+    "a client with a privacy budget never uploads without noise, because that would exceed the budget: set "
+    "noise_multiplier, or remove the budget"
 )
 _SHARES: Final = 1 << 20
 """Resolution of a loss, to find how much of it fits."""

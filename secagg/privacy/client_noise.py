@@ -1,11 +1,11 @@
-"""Noise that clients add to their own updates: every sum that is opened contains it.
+"""Noise that clients add to their own updates, so that every opened sum contains it.
 
-Every client draws a share with variance V / (n - c). n is the minimum number of contributors that the parties who open
-a sum enforce. c is the assumed number of corrupted contributors; it is absolute, because these know their own noise and
-do not drop out. So any opened sum of the session has noise of a variance of at least V that nobody knows.
+Every client draws a share with variance V / (n - c). n is the minimum number of contributors, enforced by the parties
+that open a sum. c is the assumed number of corrupted contributors; it is absolute, because they know their own noise
+and do not drop out. So any opened sum of the session has unknown noise of variance at least V.
 
-Each client first clips in integers, whatever its codec did. With noise every client has weight 1: a weight would
-multiply the noise, and the sum of weights would be a release without noise.
+Each client first clips in integers, even if its codec has clipped. With noise every client has weight 1: a weight would
+multiply the noise, and the sum of weights would be released without noise.
 """
 
 from __future__ import annotations
@@ -264,8 +264,8 @@ class ClientNoise:
         said = "replaced by another" if self.settings.adjacency is Adjacency.REPLACE else "replaced by zeros"
         energy = self.energy(self.capacity)
         first = (
-            f"noise of clients, {self.multiplier} times what one can change, known to nobody while {self.honest} "
-            f"contributors are honest: {said_epsilon(self, delta, releases)} after {releases} "
+            f"noise of clients, {self.multiplier} times one client's maximum change, known to nobody while "
+            f"{self.honest} contributors are honest: {said_epsilon(self, delta, releases)} after {releases} "
             f"{'sum' if releases == 1 else 'sums'} with one client, its update {said}"
         )
         lines = [
@@ -274,7 +274,7 @@ class ClientNoise:
         ]
         if energy > MOST_NOISE:
             lines.append(
-                f"warning: noise drowns the model, {energy:.3g} being above {MOST_NOISE}: take about "
+                f"warning: noise dominates the model, because {energy:.3g} is above {MOST_NOISE}: use about "
                 f"{clients_for(self.capacity, energy):,} clients, fewer values or less noise"
             )
         if (budget := self.settings.budget) is not None:

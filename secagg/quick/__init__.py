@@ -1,1 +1,1 @@
-"""The quick interface: a sum, mean or histogram in one line, and a session for a model in three."""
+"""The quick interface: a sum, mean or histogram in one line, and a model's session in three."""

@@ -86,7 +86,7 @@ class PrivateSum(Summary, Generic[Form]):
     trained: int
     """Number of clients in the sum that had any examples."""
     clipped: int
-    """Number of values in all updates that were beyond the clip or NaN, which counts as 0."""
+    """Number of values in all updates that were clipped, or NaN, which counts as 0."""
     step: float
     """Maximum rounding error of one value, in addition to clipping."""
     bytes_sent: int

@@ -1,4 +1,4 @@
-"""Plans sums of a model's updates from the model and the number of clients.
+"""Plans sums of a model's updates, given the model and the number of clients.
 
 Server and clients create equal ``Session`` objects from the same model and arguments; a client refuses a session with
 other parameters.
@@ -82,7 +82,7 @@ class Session(Generic[Form]):
     clip: float
     like: Form = field(repr=False)
     rows: Rows | None = None
-    """The rows of tensors, if rows that few clients changed are withheld."""
+    """Rows of tensors, if rows that few clients changed are withheld."""
     weighed: ModelUpdate | None = None
     """The codec with counts of examples, if clients weigh by examples."""
     max_norm: float = math.inf
@@ -224,7 +224,7 @@ class Session(Generic[Form]):
         return self.entry.open_session(subject, self.settings, invited, helpers)
 
     def simulate(self, *, coins: Coins, clock: Clock, threads: int = 1) -> Simulation:
-        """Return a simulation of the server and all clients in one process, which protects nobody."""
+        """Return a simulation of the server and all clients in one process; it protects nobody."""
         return self.entry.simulate(self.settings, coins=coins, clock=clock, threads=threads)
 
     def update(
@@ -232,7 +232,7 @@ class Session(Generic[Form]):
     ) -> LazyUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; its log uses ``name``."""
         digest = subject.model_digest or bytes(32)
-        for _ in self.shapes.pieces(tree):  # An update of another form is refused here, before the server waits for it.
+        for _ in self.shapes.pieces(tree):  # Refuse an update of another form now, before the server waits for it.
             pass
         return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)
@@ -384,8 +384,8 @@ def _norm_in_steps(entry: ProtocolEntry, max_norm: float, codec: ScalarQuantizat
     """Return the maximum norm in steps; refuse a protocol that cannot enforce one."""
     if "max_norms" not in declared(entry.settings):
         raise InvalidParameters(
-            f"{entry.name} cannot enforce max_norm, because its servers see no single updates: use protocol='enclave', "
-            "or max_norm_unenforced, to which only honest clients scale"
+            f"{entry.name} cannot enforce max_norm, because its servers see no individual updates: use "
+            "protocol='enclave', or max_norm_unenforced, which only honest clients apply"
         )
     length, step = codec.shape[0], codec.scales[0]
     if not isinstance(cast("object", max_norm), Real) or not max_norm >= step * math.sqrt(length):

@@ -1,4 +1,4 @@
-"""Rows of tensors, which are withheld if only few clients changed them."""
+"""Rows of tensors: withheld if only few clients changed them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts models of the frameworks (nested dictionaries, lists and tuples of arrays) to one vector and back.
 
 A leaf is anything that NumPy reads as an array: arrays of NumPy, torch, JAX or TensorFlow, and Python numbers, which
-become floats. For a torch module its ``state_dict`` is used, for a Keras model its ``get_weights``.
+become floats. A torch module stands for its ``state_dict``, a Keras model for its ``get_weights``.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
     assert deviation_of(arrays, 0.003) == pytest.approx(due(), rel=0.1)
     assert metrics["num-examples"] == CLIENTS
     assert re.search(r"round 1, noise of clients, 2 times .*: epsilon .* after 1 sum with one client", log.text)
-    assert "noise drowns the model" in log.text
+    assert "noise dominates the model" in log.text
     assert "out of range" not in log.text
 
 
