@@ -164,14 +164,14 @@ def encode_with(decoder: Decoder, update: Update, coins: Coins) -> Payload:
     try:
         return decoder.encode(update, coins)
     except Exception as error:
-        raise ContractViolation(f"encode refuses an update that the candidate calls valid: {error!r}") from error
+        raise ContractViolation(f"encode refuses an update that the candidate declares valid: {error!r}") from error
 
 
 def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int] | None = None) -> Aggregate:
-    """Add up payloads as a protocol does, each multiplied by its number of clients."""
+    """Add payloads as a protocol does, each multiplied by its number of clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
-        raise ContractViolation("encode gives a payload of another layout than the scheme declares")
+        raise ContractViolation("encode returns a payload of another layout than the scheme declares")
     return ideal_aggregate(layout, payloads, times)
 
 
@@ -203,7 +203,7 @@ def children(update: Update) -> dict[Any, Update] | None:
         return dict(cast("Any", update))
     if isinstance(update, tuple | list):
         return dict(enumerate(cast("Sequence[Update]", update)))
-    raise ContractViolation(f"an update is arrays, or a dict, tuple or list of them; got {type(update).__name__}")
+    raise ContractViolation(f"an update must be arrays, or a dict, tuple or list of them; got {type(update).__name__}")
 
 
 def assembled(like: Update, parts: Mapping[Any, Update]) -> Update:
@@ -292,8 +292,8 @@ def _require_close(left: Leaf, right: Any, allowed: Any, left_name: str, right_n
         where = tuple(int(axis) for axis in np.argwhere(outside)[0])
         bound = np.broadcast_to(np.asarray(allowed), left.shape)[where]
         raise ContractViolation(
-            f"{left_name} has {left[where]!s} where {right_name} has {np.asarray(right)[where]!s}, and they may differ "
-            f"by {bound!s} (coordinate {where})"
+            f"{left_name} has {left[where]!s} where {right_name} has {np.asarray(right)[where]!s}, but they may "
+            f"only differ by {bound!s} (coordinate {where})"
         )
 
 

@@ -1,4 +1,4 @@
-"""The laws of the contract, each with its rule and the usual repair of a scheme that breaks it."""
+"""The laws of the contract, each with its rule and the usual repair."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Law:
             )
         if candidate.make().capacity < LEAST_CAPACITY:
             raise InvalidParameters(
-                f"{candidate} holds fewer than {LEAST_CAPACITY} clients; describe it with a wider ring"
+                f"{candidate} has a capacity below {LEAST_CAPACITY} clients; describe it with a wider ring"
             )
         try:
             self._holds(Trial(candidate, search))

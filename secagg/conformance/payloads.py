@@ -46,7 +46,7 @@ def determinism(trial: Trial, data: st.DataObject) -> None:
     """Encode one update several times with the same coins."""
     decoder, update, seed = trial.candidate.make(), trial.update(data), draw_seed(data)
     if len({encode(decoder, update, seed).encode() for _ in range(3)}) > 1:
-        raise ContractViolation("encoding an update again with the same coins gives another payload")
+        raise ContractViolation("encoding an update again with the same coins returns another payload")
 
 
 def coins(trial: Trial) -> None:

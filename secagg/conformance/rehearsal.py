@@ -48,7 +48,7 @@ class SessionCandidate:
 
     def __post_init__(self) -> None:
         if len(self.clients) < LEAST_CLIENTS:
-            raise ContractViolation(f"rehearse with at least {LEAST_CLIENTS} clients; {len(self.clients)} were given")
+            raise ContractViolation(f"rehearse with at least {LEAST_CLIENTS} clients; got {len(self.clients)}")
         if self.subject.model_digest != MODEL:
             raise ContractViolation("rehearse with a subject whose model is secagg.conformance.sessions.MODEL")
 
@@ -140,14 +140,14 @@ class Rehearsal:
         """Require that a release is the sum of the expected clients."""
         due = frozenset(counted)
         if released.counted != due:
-            raise ContractViolation(f"{sorted(released.counted)} are counted, but expected {sorted(due)}")
+            raise ContractViolation(f"the sum counts {sorted(released.counted)}, but expected {sorted(due)}")
         ideal = ideal_aggregate(self.subject.layout, [self.candidate.payload(client) for client in sorted(due)])
         sums = released.aggregate
         is_same = len(sums.values) == len(ideal.values) and all(
             np.array_equal(value, other) for value, other in zip(sums.values, ideal.values, strict=True)
         )
         if not is_same or sums.contributors != ideal.contributors:
-            raise ContractViolation("the sum is not that of the counted clients")
+            raise ContractViolation("the sum differs from that of the counted clients")
         if not due <= frozenset[ClientId]().union(*released.revealed):
             raise ContractViolation("counted clients are in none of the revealed sets")
         segments = range(len(self.subject.layout.segments))
@@ -187,7 +187,7 @@ def update_stages(rehearsal: Rehearsal) -> tuple[bool, bool]:
 
 
 def two_copies(suspended: Secret) -> tuple[Secret, Secret]:
-    """Return the suspended state twice, as if its store was copied."""
+    """Return the suspended state twice, as if its store had been copied."""
     data = bytes(suspended.expose())
     suspended.wipe()
     return Secret("client record", data), Secret("client record", data)

@@ -71,7 +71,7 @@ def same_bytes_again(candidate: SessionCandidate) -> None:
         server = rehearsal.server
         for client in candidate.clients:
             if server.message_to(client) != server.message_to(client):
-                raise ContractViolation("a message has other bytes when it is requested again")
+                raise ContractViolation("a message changes when it is requested again")
         answers = rehearsal.all_answers()
         rehearsal.deliver(answers)
         before = server.participation, server.awaited, server.faults
@@ -127,7 +127,7 @@ def any_order(candidate: SessionCandidate) -> None:
 
 
 def other_stage(candidate: SessionCandidate) -> None:
-    """Submit an answer to another stage; its sender is not excluded for the network's action."""
+    """Submit an answer to another stage; the network's action must not exclude its sender."""
     ahead = Rehearsal.begin(candidate)
     ahead.require_exact(ahead.finish(), candidate.clients)
     if len(ahead.answers) == 1:
@@ -232,7 +232,7 @@ def too_few(candidate: SessionCandidate) -> None:
     for _, rehearsal in rehearsals(candidate):
         server = rehearsal.server
         if server.participation is not Participation.TOO_FEW:
-            raise ContractViolation("a stage without answers has enough")
+            raise ContractViolation("a stage without answers reports enough answers")
 
         require_refused("a stage without answers", _end, server, by=(ThresholdNotMet,))
         _require_over(server, candidate)
@@ -584,7 +584,7 @@ def check_sessions(candidate: SessionCandidate) -> None:
 
 
 def check_law(name: str, candidate: SessionCandidate) -> None:
-    """Check a protocol against one law; an error of the protocol breaks it too."""
+    """Check a protocol against one law; an error of the protocol also breaks it."""
     try:
         LAWS[name](candidate)
     except Exception as error:

@@ -80,7 +80,7 @@ def capacity(trial: Trial) -> None:
     candidate = trial.candidate
     decoder = candidate.make()
     if type(decoder.capacity) is not int:
-        raise ContractViolation(f"the capacity is an integer; got {decoder.capacity!r}")
+        raise ContractViolation(f"the capacity must be an integer; got {decoder.capacity!r}")
     for update in candidate.extremes:
         _fill(candidate, decoder, encode(decoder, update))
     _require_telling_extremes(candidate, decoder)
@@ -123,7 +123,7 @@ def _require_telling_extremes(candidate: Candidate, decoder: Decoder) -> None:
     payloads = [encode(decoder, update) for update in candidate.extremes]
     if candidate.tight_capacity and decoder.capacity < MAXIMUM_CONTRIBUTORS and not _leaves_a_ring(decoder, payloads):
         raise ContractViolation(
-            f"one more than the capacity of {decoder.capacity} overflows no ring, with all at any of the extremes: the "
+            f"one client above the capacity of {decoder.capacity} overflows no ring, with all at any extreme: the "
             "capacity is too low, or the extremes do not reach the ends of the codes (or declare tight_capacity=False)"
         )
 
@@ -275,7 +275,7 @@ def largest_norm(trial: Trial) -> None:
     def require(decoder: Decoder, payload: Payload, what: str) -> None:
         found = norm(decode_alone(decoder, payload))
         if not found <= allowed:
-            raise ContractViolation(f"{what} decodes to a norm of {found}, and largest_norm is {bound}")
+            raise ContractViolation(f"{what} decodes to a norm of {found}, but largest_norm is {bound}")
 
     for update in candidate.extremes:
         require(candidate.make(), encode(candidate.make(), update), "an extreme update")
@@ -322,7 +322,7 @@ def with_any_indices(payload: Payload, seed: bytes) -> Payload:
 def _bound(decoder: Any) -> float:  # noqa: ANN401 -- any value of a scheme
     bound = decoder.largest_norm
     if type(bound) is not float or not 0 < bound < math.inf:
-        raise ContractViolation(f"largest_norm is a positive float; got {bound!r}")
+        raise ContractViolation(f"largest_norm must be a positive float; got {bound!r}")
     return bound
 
 

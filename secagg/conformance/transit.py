@@ -1,6 +1,6 @@
-"""Laws for a network that alters, replays and swaps messages: no honest party is blamed for its actions.
+"""Laws for a network that alters, replays and swaps messages: it must not cause blame of honest parties.
 
-Blame for the network's actions always includes the server, which stands for the network.
+Blame for the network's actions always includes the server, which represents the network.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def require_network(error: object, *senders: Party) -> None:
     """Require that a fault that the network may have caused names at least the server and the sender."""
     named: frozenset[Party] = getattr(error, "culprits", frozenset())
     if named is UNDECIDED:
-        raise ContractViolation(f"the network altered a message, and culprits are undecided: {error}")
+        raise ContractViolation(f"the network altered a message, but culprits are undecided: {error}")
     if named and not (any(isinstance(party, ServerId) for party in named) and named.issuperset(senders)):
-        raise ContractViolation(f"the network altered a message, and {sorted(map(str, named))} are named: {error}")
+        raise ContractViolation(f"the network altered a message, but {sorted(map(str, named))} are named: {error}")
 
 
 def altered_answer(candidate: SessionCandidate) -> None:
     """Alter an answer in transit; if it is refused, the true one is accepted, and nothing wrong enters the sum (R1).
 
-    The receiver of the altered answer blames its sender and the server, and no other party.
+    The receiver of the altered answer must blame only its sender and the server.
     """
     for part in _PLACES:
         for _, rehearsal in rehearsals(candidate):
@@ -59,7 +59,7 @@ def _is_refused(rehearsal: Rehearsal, client: ClientId, wrong: bytes) -> bool:
             raise ContractViolation(f"an unverified message changes the clients a stage awaits: {error}") from error
         require_network(error, client)
         if others := [party for party in error.culprits if party != client and not isinstance(party, ServerId)]:
-            raise ContractViolation(f"the network altered what {client} sent, and {others} are named") from error
+            raise ContractViolation(f"the network altered a message of {client}, but {others} are named") from error
         return True
     return False
 
