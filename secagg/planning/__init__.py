@@ -1,1 +1,1 @@
-"""Planning: the costs of each protocol and scheme for a model and a cohort, and which of them to choose."""
+"""Planning: computes the costs of each protocol and scheme for a model and a cohort, and gives advice."""

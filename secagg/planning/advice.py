@@ -45,7 +45,7 @@ class PlannedNoise:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Return nothing, because no session has been planned yet."""
+        """Return an empty result, because no session has been planned yet."""
         return ()
 
     def advice(self, weights: int, clients: int) -> Iterator[str]:
@@ -61,7 +61,7 @@ class PlannedNoise:
         spent = said_epsilon(self, self.delta, self.releases)
         yield (
             f"Noise of {self.multiplier} times a client's maximum contribution: {spent} after {self.releases} sums, "
-            "whether a client's update is replaced with another (which takes twice the noise) or with zeros."
+            "if a client's update is replaced by another (which takes twice the noise) or by zeros."
         )
         for name, spread, shares in (
             ("Clients' noise, update replaced by another", _REPLACED, clients / honest),
@@ -84,15 +84,15 @@ class PlannedNoise:
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Yield the settings for the shortest upload of each protocol, the dropout limits, and warnings."""
     yield "The shortest upload that each protocol offers clients today, and its settings:"
-    # An unchecked round must be asked for, so it is not recommended here.
+    # Unchecked rounds need an explicit option, so do not recommend them.
     usable = [option for option in comparison.options if option.costs.is_checked and request.setting(option.scheme)]
     for protocol in comparison.protocols:
         if (found := next((option for option in usable if option.protocol == protocol), None)) is not None:
             yield f"  {protocol}: {found.costs.up_bytes:,} bytes, {request.setting(found.scheme)}"
     yield from _left_out(comparison, are_absent=True)
-    yield "NVFlare's secure() and `secagg serve --set` take the same, without secagg-."
+    yield "NVFlare's secure() and `secagg serve --set` take the same settings, without secagg-."
     others = ", ".join(scheme for scheme in Scheme if not request.setting(scheme))
-    yield f"No platform has these, only `secagg train`: {others}."
+    yield f"Only `secagg train` supports these, no platform does: {others}."
     yield _dropouts(request)
     for scheme in WHOLE_UPDATES:
         if (noise := request.noise(scheme)) > MOST_CODE_NOISE:
@@ -113,14 +113,14 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
 
 
 def explained(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
-    """Yield whom the clients of each protocol trust, the noise of schemes, and sums that one client can spoil."""
+    """Yield each protocol's trust assumptions, the noise of schemes, and which sums one client can spoil."""
     for protocol in comparison.protocols:
         if (shortest := comparison.shortest(protocol)) is not None:
             yield f"{protocol} trusts {shortest.entry.trust}. For the {shortest.described}: {shortest.costs.plan}."
     for scheme in WHOLE_UPDATES:
         yield (
-            f"The mean of the {request.describe(scheme)}, has noise of {request.noise(scheme):.2f} times the energy of "
-            "one client's update; compression.rate=auto of secagg train measures what that does to the loss."
+            f"The mean of the {request.describe(scheme)}, has noise of {request.noise(scheme):.2f} times the energy "
+            "of one client's update; compression.rate=auto of secagg train measures its effect on the loss."
         )
     yield (
         f"One client can change a sum by any amount, except with {' and '.join(sorted(INDEXED))} in the enclave or "

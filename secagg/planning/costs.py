@@ -1,4 +1,4 @@
-"""Costs of every combination of a scheme and a protocol, from layouts and from the protocols' own formulas.
+"""Computes the costs of every combination of scheme and protocol, from layouts and the protocols' own formulas.
 
 The layout of each scheme is computed from the shapes of the model's tensors.
 
@@ -109,14 +109,14 @@ class PlanRequest:
             raise InvalidParameters("--model: every tensor needs a shape of integers of at least 1")
         if len(self.shapes) > MAXIMUM_SEGMENTS:
             raise InvalidParameters(
-                f"the model has {len(self.shapes)} tensors; a layout holds at most {MAXIMUM_SEGMENTS}; merge some"
+                f"the model has {len(self.shapes)} tensors; a layout can have at most {MAXIMUM_SEGMENTS}; merge some"
             )
         if parameter_count(self.shapes) > MAXIMUM_LENGTH:
             raise InvalidParameters(f"a model of {parameter_count(self.shapes)} values exceeds 2^40; split it")
         if not any(is_quantizable(shape, self.block_size) for shape in self.shapes.values()):
             raise InvalidParameters(
-                f"no tensor can be cut into eight blocks of up to {self.block_size} values, so none has indices; "
-                "lower --block-size or use a larger model"
+                f"no tensor can be cut into eight blocks of up to {self.block_size} values, so none can use "
+                "codebooks; lower --block-size or use a larger model"
             )
 
     @property
@@ -274,7 +274,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All combinations, shortest upload first, and the reasons for combinations that are left out."""
+    """All combinations, shortest upload first, and the reasons for omitted ones."""
 
     options: tuple[Option, ...]
     left_out: tuple[str, ...]

@@ -92,7 +92,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if not 0 < self.megabits < inf or not 0 <= self.latency < inf:
-            raise InvalidParameters("--megabits must be above 0 and --latency at least 0; correct them")
+            raise InvalidParameters("--megabits must be above 0, and --latency at least 0")
 
 
 def seconds_of(option: Option, suite: Suite, network: Network) -> Seconds:

@@ -200,7 +200,7 @@ def test_a_round_waits_for_every_round_trip_and_for_its_bytes() -> None:
 
 @pytest.mark.parametrize("network", [(0.0, 0.1), (-1.0, 0.1), (float("nan"), 0.1), (20.0, -0.1), (20.0, float("inf"))])
 def test_an_impossible_network_is_refused(network: tuple[float, float]) -> None:
-    with pytest.raises(InvalidParameters, match="--megabits must be above 0 and --latency at least 0"):
+    with pytest.raises(InvalidParameters, match="--megabits must be above 0, and --latency at least 0"):
         Network(*network)
 
 
