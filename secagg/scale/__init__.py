@@ -1,1 +1,1 @@
-"""Sums on many machines: a storage has the uploads' pieces, and workers add and open ranges, each exactly once."""
+"""Sums on many machines: a storage holds the uploads' pieces, and workers add and open each piece exactly once."""

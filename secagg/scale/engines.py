@@ -1,4 +1,4 @@
-"""Engines that run tasks: one process, a pool of processes, or a Ray cluster, which places and retries them."""
+"""Engines that run tasks: in one process, in a pool of processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class OnRay(Engine):
             except self._ray.exceptions.RayError as error:
                 found = f"no answer ({error})"
             if found != versions():
-                raise InvalidParameters(f"the node {where} of the cluster has {found}, and this machine {versions()}")
+                raise InvalidParameters(f"the cluster's node {where} has {found}, but this machine {versions()}")
 
     def _start(self, task: Task) -> Future[None]:
         started: Future[None] = self._add.remote(task).future()
@@ -187,7 +187,7 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         ray: Any = import_module("ray")
     except ImportError:
         raise InvalidParameters(
-            "work on several machines goes through Ray: pip install '.[ray]' in a checkout",
+            "several machines need Ray: run pip install '.[ray]' in a checkout",
             reason=Reason.BACKEND_MISSING,
         ) from None
     if not _has_tokens():
@@ -200,8 +200,8 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
     try:
         ray.init(**({"address": address} if address else local), log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"no Ray cluster at {address or 'this machine'}"
-        raise InvalidParameters(f"{where} lets us in ({error}); compare addresses, tokens and versions") from None
+        where = f"Ray at {address or 'this machine'}"
+        raise InvalidParameters(f"{where} refuses us ({error}); compare addresses, tokens and versions") from None
     finally:
         # Ray replaces this signal's handler, but the caller needs its own.
         if ending is not None and current_thread() is main_thread():

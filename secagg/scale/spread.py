@@ -1,7 +1,7 @@
-"""A distributed sum: the coordinator checks and stores each upload, and tasks add them piece by piece.
+"""A distributed sum: the coordinator checks and stores each upload, and tasks add uploads piece by piece.
 
-If a piece is lost or changed after its check, the storage failed, and nobody is named. The tasks' results are read and
-added up once, before the list is fixed; exactly this sum is opened later.
+If a piece is lost or changed after its check, the storage failed, and no party is blamed. The tasks' results are read
+and added up once, before the list is fixed; exactly this sum is opened later.
 
 A coordinator restarts from its state in a separate folder. Each file is written once, with a tag, and atomically: under
 another name, flushed, then linked. So a file that does not verify was damaged or planted, and a coordinator does not
@@ -88,7 +88,7 @@ class State:
         data = stored[:-_DIGEST_BYTES]
         if not compare_digest(self._tagged(name, data), stored):
             raise InvalidParameters(
-                f"{path} is damaged, or of another sum; it cannot be resumed: start a new sum in an empty folder"
+                f"{path} is damaged or belongs to another sum; it cannot be resumed: start a new sum in an empty folder"
             )
         return data
 
@@ -301,7 +301,7 @@ class SpreadSum:
             elif isinstance(error, Lost):
                 self._judge(task, error)
             else:
-                raise ConnectionError(f"a task failed {ATTEMPTS} times, and last because {error}") from error
+                raise ConnectionError(f"a task failed {ATTEMPTS} times, at last because {error}") from error
         if not results and 0 < seconds <= monotonic() - started:
             self._count_again(_NO_TASK)
             _LOG.warning("no task finished in %.0f s: all running ones are restarted", seconds)
@@ -320,7 +320,7 @@ class SpreadSum:
         gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
         if not gone:
             # A different mount, or a storage with inconsistent answers.
-            self._count_again(f"a task cannot read {lost}, which exists")
+            self._count_again(f"a task cannot read {lost}, although it exists")
             self._submit(task)
         for client in gone:
             _LOG.warning("the storage has lost a piece of %s", client)
@@ -385,8 +385,8 @@ class SpreadSum:
             if not lost and _digest_of(sums) == recorded[:_DIGEST_BYTES]:
                 return sums
         if lost:
-            raise ConnectionError(f"the list counts {min(lost)}, and the storage lost its pieces; start a new sum")
-        raise ConnectionError("the storage has other sums than the list was fixed with; start a new sum")
+            raise ConnectionError(f"the list counts {min(lost)}, but the storage lost its pieces; start a new sum")
+        raise ConnectionError("the storage's sums differ from those of the fixed list; start a new sum")
 
     def over(self) -> None:
         with _named("the end of the sum cannot be recorded"):

@@ -236,4 +236,4 @@ def require_usable(url: str) -> None:
     except InvalidParameters:
         raise
     except Exception as error:  # noqa: BLE001 -- each storage has its own errors
-        raise InvalidParameters(f"{url} cannot be written ({error}); name another --storage") from None
+        raise InvalidParameters(f"{url} cannot be written ({error}); use another --storage") from None

@@ -1,4 +1,4 @@
-"""Sums over more clients than one session holds: each group has a session, and their released sums are added.
+"""Sums over more clients than one session can have: runs one session per group, and adds their released sums.
 
 The server learns each group's sum, so each session has its own minimum cohort and noise.
 """
@@ -26,7 +26,7 @@ def divided(clients: int, groups: int) -> list[range]:
     least, most = -(-clients // MOST_IN_A_GROUP), clients // LEAST_COHORT
     if not max(1, least) <= groups <= most:
         raise InvalidParameters(
-            f"{clients} clients make {least}..{most} groups, of {LEAST_COHORT} to {MOST_IN_A_GROUP} each; got {groups}"
+            f"{clients} clients need {least} to {most} groups of {LEAST_COHORT} to {MOST_IN_A_GROUP}; got {groups}"
         )
     edges = [1 + clients * index // groups for index in range(groups + 1)]
     return [range(edges[index], edges[index + 1]) for index in range(groups)]
@@ -49,7 +49,7 @@ def joined(groups: Sequence[Released], layout: Layout, capacity: int, tables: Ta
         if (shown := min(map(len, (group.counted, *group.revealed)))) < LEAST_COHORT:
             raise InvalidParameters(f"a group revealed the sum of {shown} clients; each needs at least {LEAST_COHORT}")
         if twice := counted & group.counted:
-            raise InvalidParameters(f"{min(twice)} was counted in two groups; invite each client to one")
+            raise InvalidParameters(f"{min(twice)} is counted in two groups; invite each client to one")
         counted |= group.counted
     uploads = sum(group.aggregate.contributors for group in groups)
     if uploads > capacity:
@@ -81,8 +81,8 @@ def require_addable(groups: Sequence[Released], layout: Layout, tables: Tables =
             require_summed(group.aggregate.layout, layout, tables, group.aggregate.contributors)
     except SecAggError as error:
         raise InvalidParameters(
-            f"a group's sum does not have the layout of the updates, nor are all sums of codewords ({error}); "
-            "release histograms"
+            f"a group's sum has neither the layout of the updates nor that of sums of codewords ({error}); release "
+            "histograms"
         ) from None
     return summed_layout(layout, tables, sum(group.aggregate.contributors for group in groups))
 

@@ -231,7 +231,7 @@ def test_an_output_is_never_an_input(capsys: pytest.CaptureFixture[str], tmp_pat
     link.symlink_to(first)
     for out in (first, str(link)):
         assert main(["add", first, second, "--out", out]) != 0
-        assert "name another file" in " ".join(capsys.readouterr().err.split())
+        assert "use another file" in " ".join(capsys.readouterr().err.split())
     assert Path(first).read_bytes() == before
 
 
@@ -300,7 +300,7 @@ def test_what_is_no_group_is_refused(group: str) -> None:
 def test_groups_are_of_one_round_and_no_smaller_than_a_cohort() -> None:
     with pytest.raises(InvalidParameters, match="--group requires --round"):
         group_of(options_of("1/2", round_number=None), None)
-    with pytest.raises(InvalidParameters, match=r"10 clients make 1\.\.5 groups"):
+    with pytest.raises(InvalidParameters, match=r"10 clients need 1 to 5 groups"):
         group_of(options_of("1/6"), None)
 
 

@@ -131,7 +131,7 @@ def test_an_address_does_not_depend_on_the_current_folder() -> None:
 def test_a_storage_that_gives_nothing_back_is_not_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_usable(str(tmp_path))
     monkeypatch.setattr(FolderStore, "read", always(None))
-    with pytest.raises(InvalidParameters, match="name another --storage"):
+    with pytest.raises(InvalidParameters, match="use another --storage"):
         require_usable(str(tmp_path))
 
 

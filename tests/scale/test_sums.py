@@ -609,7 +609,7 @@ def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkey
     monkeypatch.setattr(Accumulator, "add", lying)
     again = Life(place)
     for ask in (again.finish, lambda: again.sum.open(np.zeros(1))):
-        with pytest.raises(ConnectionError, match="has other sums than the list was fixed with"):
+        with pytest.raises(ConnectionError, match="sums differ from those of the fixed list"):
             ask()
     assert again.session.faults == ()
 
@@ -686,7 +686,7 @@ def test_a_piece_that_is_lost_after_the_list_ends_the_sum_and_names_nobody(place
     for path in place.objects("sums"):
         path.unlink()
     again = Life(place)
-    with pytest.raises(ConnectionError, match="and the storage lost its pieces") as failed:
+    with pytest.raises(ConnectionError, match="but the storage lost its pieces") as failed:
         again.finish()
     assert not hasattr(failed.value, "culprits")
     assert again.session.faults == ()
@@ -760,7 +760,7 @@ def test_another_mount_removes_nobody(place: Place, tmp_path: Path) -> None:
         def submit(self, task: Task) -> None:
             super().submit(dataclasses.replace(task, storage=str(tmp_path / "elsewhere")))
 
-    with pytest.raises(ConnectionError, match=r"after 3 retries: a task cannot read .*, which exists"):
+    with pytest.raises(ConnectionError, match=r"after 3 retries: a task cannot read .*, although it exists"):
         whole(place, Elsewhere())
 
 
@@ -923,7 +923,7 @@ def test_a_storage_that_was_tried_is_empty(tmp_path: Path) -> None:
     storage.require_usable(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidParameters, match="name another --storage"):
+    with pytest.raises(InvalidParameters, match="use another --storage"):
         storage.require_usable(str(tmp_path / "file"))
 
 
