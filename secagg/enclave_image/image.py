@@ -84,7 +84,7 @@ def build_image(lock: Path, inputs: Path, words: dict[str, str]) -> Image:
             add(of_kernel if name.startswith("linux-image") else files, name, unpacked(name, content))
     require_tree(files)
     if f"{PACKAGES}/secagg/__init__.py" not in files:
-        raise InvalidParameters(f"{lock} has no wheel of secagg; add a line for it")
+        raise InvalidParameters(f"{lock} lists no wheel of secagg; add one")
     kernel, drivers = kernel_of(lock, of_kernel)
     chosen = compiled(selected(files, _loaded_modules(files)))
     image = with_start(chosen) | drivers

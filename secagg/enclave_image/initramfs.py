@@ -37,7 +37,7 @@ run(SystemCoins())
 
 
 def selected(files: Mapping[str, Entry], modules: Iterable[str]) -> Files:
-    """Return the interpreter, the named modules and the libraries that they link to, and nothing else."""
+    """Return only the interpreter, the named modules and the libraries that they link to."""
     chosen = {INTERPRETER, *(path for module in modules if (path := _source_of(files, module)))}
     waiting = [path for path in chosen if not path.endswith(".py")]
     while waiting:
@@ -107,7 +107,7 @@ def interpreter_of(root: Path) -> list[str]:
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Return the environment for that interpreter, which takes nothing from this machine."""
+    """Return the environment for that interpreter; it inherits nothing from this machine."""
     return {"PYTHONHOME": str(root / "usr"), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 
 

@@ -105,7 +105,7 @@ def add(files: Files, name: str, new: Mapping[str, Entry]) -> None:
     """Add a package's files; refuse a path that was already added with other content, in either order."""
     for path, entry in new.items():
         if files.setdefault(path, entry) != entry:
-            raise InvalidParameters(f"{name} and an earlier package contain different files {path}; lock one of them")
+            raise InvalidParameters(f"{name} and an earlier package contain different files {path}; lock only one")
 
 
 def require_tree(files: Mapping[str, Entry]) -> None:

@@ -270,7 +270,7 @@ def test_a_lock_without_this_library_or_a_kernel_is_refused(tmp_path: Path, caps
     image = ("enclave", "image", "--inputs", str(tmp_path), "--out", str(tmp_path / "out"), "--evidence", "simulated")
     own = wheel({"secagg/__init__.py": b""})
     for held, sentence in (
-        ({"python.deb": deb({})}, "has no wheel of secagg"),
+        ({"python.deb": deb({})}, "lists no wheel of secagg"),
         ({"secagg.whl": own}, "lists 0 kernels"),
         ({"secagg.whl": own, "linux-image.deb": deb({"usr/lib/modules/6/x": b""})}, "no driver fs/configfs/configfs"),
     ):
