@@ -102,12 +102,12 @@ class TensorRecipes:
             name, recipe = self._layer(entry)
             if name not in self.shapes:
                 raise InvalidParameters(
-                    f"compression.layers names {name!r}, and the model has {', '.join(self.shapes)}"
+                    f"compression.layers names {name!r}, but the model's tensors are {', '.join(self.shapes)}"
                 )
             if recipe is not None and (len(self.shapes[name]) <= 1 or not recipe.fits(self.shapes[name])):
                 raise InvalidParameters(
-                    f"compression.layers gives {name!r} codebooks, and its shape {self.shapes[name]} has "
-                    f"too few blocks; write {name}=plain, or use smaller blocks"
+                    f"compression.layers gives {name!r} codebooks, but its shape {self.shapes[name]} has too few "
+                    f"blocks; write {name}=plain, or use smaller blocks"
                 )
             self._chosen[name] = recipe
         if self.settings.scheme is not Scheme.NONE and not self.compressed:
@@ -160,7 +160,7 @@ class TensorRecipes:
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         if steps < LEAST_CLIP * (1 << self.settings.fraction_bits):
             raise InvalidParameters(
-                f"a cohort of total weight {self.most_uploads} leaves fixed point of 32 bits with "
+                f"a cohort of total weight {self.most_uploads} leaves 32-bit fixed point with "
                 f"{self.settings.fraction_bits} fraction bits a range below {LEAST_CLIP}; lower "
                 "compression.fraction_bits, or use a smaller cohort"
             )
@@ -178,7 +178,7 @@ class TensorRecipes:
         if not self.settings.wrap and 1 << margin < self.most_uploads:
             raise InvalidParameters(
                 f"the capacity of codes of {self.settings.bits} bits in a ring of {self.settings.modulus_bits} is a "
-                f"total weight of {1 << margin}, and a round may reach {self.most_uploads}; raise "
+                f"total weight of {1 << margin}, but a round may reach {self.most_uploads}; raise "
                 "compression.modulus_bits, lower compression.bits, or allow sums to leave the ring with "
                 "compression.wrap = true"
             )
@@ -211,7 +211,7 @@ class TensorRecipes:
             return name, None
         codewords, slash, block_size = text.partition("/")
         if not name or not slash or not codewords.isdecimal() or not block_size.isdecimal():
-            raise InvalidParameters(f'an entry of compression.layers is "name=codewords/block_size"; got {entry!r}')
+            raise InvalidParameters(f'compression.layers entries must be "name=codewords/block_size"; got {entry!r}')
         recipe = self._product(1.0, int(codewords), int(block_size))
         return name, replace(recipe, is_capped=False) if isinstance(recipe, ScaledCodebooks) else recipe
 
@@ -239,7 +239,7 @@ class TensorRecipes:
 
 
 _LATE_SOURCES: Final = (*SECURE_SOURCES, Source.AGGREGATE)
-"""Sources without data before the first round, which is sent uncompressed."""
+"""Sources that have no data before the first round, so it is sent uncompressed."""
 _SCALE_BYTES: Final = 4
 
 
@@ -249,7 +249,7 @@ class RoundCodec:
 
     update: ModelUpdate
     is_compressed: bool
-    """False in a first round that has no scales or codebooks yet, unless nothing is compressed anyway."""
+    """False in a first round without scales or codebooks, unless nothing is compressed anyway."""
     broadcast_bytes: int
     """Bytes that a client receives for the codec in this round."""
     paper_broadcast_bytes: int
@@ -306,7 +306,7 @@ class Operators:
 
     @property
     def _is_informed(self) -> bool:
-        """Whether there is data to calibrate on; there is none, for instance, if the first round failed."""
+        """Whether there is data to calibrate on; after a failed first round, for instance, there is none."""
         match self.settings.source:
             case Source.STAT | Source.PRIOR:
                 return self._statistics is not None
@@ -669,8 +669,8 @@ class WholeUpdates:
         if share <= MOST_OF_A_MATRIX:
             return None
         return (
-            f"the noise of a round has {share:.2g} of the squared length of {name}, and above "
-            f"{MOST_OF_A_MATRIX} models lost accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
+            f"a round's noise has {share:.2g} of the squared length of {name}; above {MOST_OF_A_MATRIX} models lost "
+            "accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
         )
 
     def _warning(self, relative: float) -> str | None:
@@ -681,9 +681,9 @@ class WholeUpdates:
             return None
         known = " times those of the rounds before" if self._known.is_informed else ""
         return (
-            f"clients' updates are longer than they can report, {longest:.3g}{known}, and the model moves less than it "
-            "should until lengths have caught up; avoid rounds without training, such as a warm-up, lower "
-            "local.rate, or set compression.lengths = 'fixed' and compression.length"
+            f"clients' updates are longer than they can report, {longest:.3g}{known}, so the model moves less than "
+            "it should until lengths catch up; avoid rounds without training, such as a warm-up, lower local.rate, "
+            "or set compression.lengths = 'fixed' and compression.length"
         )
 
     def _bias(self, shares: Vector) -> str | None:
@@ -692,9 +692,9 @@ class WholeUpdates:
         if self._longest is not None or alike >= LEAST_ALIKE:
             return None
         return (
-            f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square, and in a mean of "
-            "directions times one length short updates count for too much: set compression.lengths = 'voted', or see "
-            "that clients train alike"
+            f"clients' updates differ in length: the squared mean is {alike:.2f} of the mean square, so in a mean "
+            "of directions times one length, short updates count too much: set compression.lengths = 'voted', or "
+            "train clients alike"
         )
 
     def _norms(self, count: int) -> LinearDecoder[Any]:
@@ -727,7 +727,7 @@ class WholeUpdates:
 
 
 class DownlinkSums:
-    """The model that server and clients hold, and the round since when each client holds it.
+    """The model that server and clients hold, and the round since which each client has held it.
 
     A client receives the sums since its last round, or the model if that is shorter. The server decodes its own next
     model from the message that it sends.
@@ -747,7 +747,7 @@ class DownlinkSums:
             self.seen(number, clients)
 
     def seen(self, number: int, clients: Sequence[int]) -> None:
-        """Note that these clients hold the model that a round began with."""
+        """Record that these clients hold the model that a round began with."""
         self._last.update(dict.fromkeys(clients, number))
 
     def model_bytes(self, clients: Sequence[int]) -> float:
@@ -764,7 +764,7 @@ class DownlinkSums:
         return self.model.values
 
     def skip(self) -> None:
-        """Note a round that released nothing."""
+        """Record a round that released nothing."""
         self._sizes.append(0)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -398,7 +398,7 @@ def _require_codes(compression: CompressionSettings, protocol: ProtocolEntry) ->
         (not protocol.rounds, f"{protocol.name} does not round: set secagg.protocol = 'pairwise'"),
     ):
         if is_wrong and compression.fine_bits:
-            raise InvalidParameters(f"compression.fine_bits is above 0, and {sentence}, or compression.fine_bits = 0")
+            raise InvalidParameters(f"compression.fine_bits is above 0, but {sentence}, or compression.fine_bits = 0")
 
 
 FILE_NAME: Final = "configuration.toml"
@@ -448,7 +448,7 @@ class Configuration:
             return {name.strip(): float(value) for name, _, value in named}
         except ValueError:
             raise InvalidParameters(
-                f'model_options is a list such as ["width=64"]; got {list(self.model_options)}'
+                f'model_options must be a list such as ["width=64"]; got {list(self.model_options)}'
             ) from None
 
     @property
@@ -481,7 +481,7 @@ def changed(configuration: Configuration, changes: Iterable[str]) -> Configurati
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
-            raise InvalidParameters(f"a change is key=value, such as compression.bits=4; got {change!r}")
+            raise InvalidParameters(f"a change must be key=value, such as compression.bits=4; got {change!r}")
         *tables, last = key.strip().split(".")
         place = tree
         for table in tables:
@@ -551,7 +551,7 @@ def _object(cls: type[Any], tree: Mapping[str, Any], path: str) -> object:
 def _converted(kind: object, each: Declared, value: Any, path: str) -> Any:  # noqa: ANN401 -- a value of TOML
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise InvalidParameters(f"{path} is a table; got {value!r}")
+            raise InvalidParameters(f"{path} must be a table; got {value!r}")
         return _object(cast("type[Any]", kind), cast("Mapping[str, Any]", value), f"{path}.")
     if each.is_optional and value == "":
         return None
@@ -605,7 +605,7 @@ def _require_sense(run: Configuration) -> None:
     exact_sparsity(compression.sparsity)
     run.model_sizes  # noqa: B018 -- refuses what is not a number
     if compression.rotation and compression.rotation & (compression.rotation - 1):
-        raise InvalidParameters(f"compression.rotation is a power of two, or 0; got {compression.rotation}")
+        raise InvalidParameters(f"compression.rotation must be a power of two, or 0; got {compression.rotation}")
     source, scheme = compression.calibration, compression.scheme
     if source is Source.STAT and scheme is Scheme.PRODUCT:
         raise InvalidParameters("a codebook of the aggregate collapses: set compression.calibration = 'prior' for pq")
@@ -619,12 +619,12 @@ def _require_sense(run: Configuration) -> None:
     protocol = find(run.secagg.protocol)
     if scheme in {Scheme.PRODUCT, Scheme.PEAK} and IndexSegment not in protocol.segments:
         raise InvalidParameters(
-            f"{protocol.name} adds ring elements, and {scheme.value!r} sends indices: set secagg.protocol = 'enclave' "
-            "or 'two-servers'"
+            f"{protocol.name} adds ring elements, but {scheme.value!r} sends indices: set secagg.protocol = "
+            "'enclave' or 'two-servers'"
         )
     if run.server.weighting is not Weighting.EQUAL and scheme in {*WHOLE_UPDATES, Scheme.PRODUCT}:
         raise InvalidParameters(
-            f"{scheme.value!r} sends votes or directions, and each counts once: set server.weighting = 'equal', or "
+            f"{scheme.value!r} sends votes or directions, which each count once: set server.weighting = 'equal', or "
             "compression.scheme = 'sq', 'pruning' or 'none'"
         )
     _require_whole_updates(run)
@@ -643,7 +643,7 @@ def _require_whole_updates(run: Configuration) -> None:
     if scheme is Scheme.ROTATED and run.local.clip is None:
         raise InvalidParameters("compression.scheme = 'rotated' needs a bound for its steps: set local.clip")
     if scheme is Scheme.SKETCH and compression.bits > MOST_BITS:
-        raise InvalidParameters(f"a sketch has codes of 1 to {MOST_BITS} bits; got {compression.bits}")
+        raise InvalidParameters(f"a sketch's codes must have 1 to {MOST_BITS} bits; got {compression.bits}")
     momentum = run.server.momentum if run.server.optimizer is Optimizer.FEDAVGM else 0.0
     if momentum and compression.down is Down.SUMS:
         raise InvalidParameters(
@@ -664,11 +664,11 @@ def _require_told_lengths(run: Configuration) -> None:
         return
     checked = "'median' or 'fixed'" if has_indices else "'fixed'"
     if compression.told is Lengths.VOTED and compression.scheme is not Scheme.PEAK:
-        raise InvalidParameters(f"blocks vote, and 'sketch' has none: set compression.lengths = {checked}")
+        raise InvalidParameters(f"blocks vote, but 'sketch' has none: set compression.lengths = {checked}")
     if compression.told is Lengths.MEDIAN:
         if not has_indices:
             raise InvalidParameters(
-                f"{protocol.name} adds ring elements, and votes for lengths are indices: set compression.lengths = "
+                f"{protocol.name} adds ring elements, but votes for lengths are indices: set compression.lengths = "
                 "'fixed', or secagg.protocol = 'enclave' or 'two-servers'"
             )
     elif compression.scheme is Scheme.SKETCH and _SEMI_HONEST not in run.secagg.settings:

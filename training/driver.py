@@ -1,4 +1,4 @@
-"""Training runs, from a configuration to a folder, with progress and an estimate beforehand; and sweeps.
+"""Training runs from a configuration to a folder, with a preceding estimate and a progress bar; and sweeps.
 
 A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells. Each entry
 of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, and every combination
@@ -203,7 +203,7 @@ def train(
     """
     if out is not None and not resume and (out / SUMMARY_NAME).exists():
         raise InvalidParameters(
-            f"{out} holds a finished run; name another folder, move that one away, or resume it with more rounds"
+            f"{out} has a finished run; use another folder, move that one away, or resume it with more rounds"
         )
     stored = Checkpoint.read(out) if out is not None and resume else None
     if stored is not None:
@@ -340,7 +340,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
         )
     except InvalidParameters as error:
         # Other faults of the model are reported by another engine.
-        warnings.warn(f"one client after the other is trained, not many at once: {error}", stacklevel=2)
+        warnings.warn(f"training one client after another, not many at once: {error}", stacklevel=2)
         return made("sequential")
     return engine
 
@@ -439,9 +439,9 @@ def read_grid(file: Path) -> Grid:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidParameters(f"{file} is not a grid: {error}") from None
     if unknown := sorted(tree.keys() - _KEYS):
-        raise InvalidParameters(f"a grid has {', '.join(sorted(_KEYS))}; {file} also has {', '.join(unknown)}")
+        raise InvalidParameters(f"a grid can have {', '.join(sorted(_KEYS))}; {file} also has {', '.join(unknown)}")
     if ("preset" in tree) == ("config" in tree):
-        raise InvalidParameters(f"{file} names either a preset or a config")
+        raise InvalidParameters(f"{file} must name either a preset or a config")
     base = preset(tree["preset"]) if "preset" in tree else read(file.parent / tree["config"])
     base = changed(base, _changes(tree.get("set", [])))
     axes = cast("Mapping[str, Sequence[object]]", tree.get("axes", {}))
@@ -479,7 +479,7 @@ def sweep(
     runs = list(grid.runs())
     folders = [out / f"{_file_name(run.name)}-seed{run.seed}" for run in runs]
     if len(set(folders)) < len(folders):
-        raise InvalidParameters("two cells of the grid have one name; give each its own")
+        raise InvalidParameters("two cells of the grid have the same name; rename one")
     if jobs > 1:
         runs = [replace(run, workers=1) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
@@ -523,7 +523,7 @@ def _is_finished(run: Configuration, folder: Path) -> bool:
         return False
     before = read(stored)
     if to_tree(replace(before, workers=run.workers)) != to_tree(run):
-        raise InvalidParameters(f"{folder} holds a run of another configuration; name another folder for this sweep")
+        raise InvalidParameters(f"{folder} has a run of another configuration; use another folder for this sweep")
     return True
 
 
@@ -538,7 +538,7 @@ def _changes(given: object) -> tuple[str, ...]:
     if isinstance(given, Mapping):
         return tuple(f"{key}={json.dumps(value)}" for key, value in cast("Mapping[str, object]", given).items())
     if not isinstance(given, list) or not all(isinstance(item, str) for item in cast("list[object]", given)):
-        raise InvalidParameters(f'set is a list such as ["compression.bits=4"], or a table; got {given!r}')
+        raise InvalidParameters(f'set must be a list such as ["compression.bits=4"], or a table; got {given!r}')
     return tuple(cast("list[str]", given))
 
 

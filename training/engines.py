@@ -60,12 +60,12 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidParameters(f"{name!r} is not a device; take `cpu`, `cuda`, `cuda:1`, or `auto`") from error
+        raise InvalidParameters(f"{name!r} is not a device; use `cpu`, `cuda`, `cuda:1`, or `auto`") from error
     if device.type not in {"cpu", "cuda"}:
         raise InvalidParameters(f"training runs on the CPU and on CUDA; the device is {name!r}")
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise InvalidParameters(
-            f"the device is {name!r}, and torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices; "
+            f"the device is {name!r}, but torch {torch.__version__} finds {torch.cuda.device_count()} CUDA devices; "
             "install a build of torch for CUDA and its driver, or use the device `cpu`",
             reason=Reason.BACKEND_MISSING,
         )
@@ -101,9 +101,7 @@ def schedule_of(assignment: Assignment, settings: LocalTraining, dropouts: int) 
     if count == 0:
         raise InvalidParameters(f"client {assignment.client} has no examples; remove such clients from the data")
     if settings.batch < 1 or settings.epochs < 1:
-        raise InvalidParameters(
-            f"a client takes {settings.epochs} epochs of batches of {settings.batch}; both must be 1 or more"
-        )
+        raise InvalidParameters(f"epochs and batch size must be at least 1; got {settings.epochs} and {settings.batch}")
     coins = generator(assignment.seed)
     batches = list[Indices]()
     for _ in range(settings.epochs):
@@ -239,8 +237,8 @@ def trainable(factory: ModelFactory) -> nn.Module:
             )
         if isinstance(layer, _UNKEYED) or (isinstance(layer, nn.RNNBase) and layer.dropout > 0):
             raise InvalidParameters(
-                f"the layer {_shown(name, layer)} draws from torch's own generator, which clients share, so that no "
-                "run could be repeated; use torch.nn.Dropout in its place"
+                f"the layer {_shown(name, layer)} draws from torch's own generator, which clients share, so runs "
+                "could not be repeated; use torch.nn.Dropout instead"
             )
     model = swapped(model, lambda layer: KeyedDropout(layer.p) if isinstance(layer, nn.Dropout) else None)
     return model.train()
@@ -284,7 +282,7 @@ def values_of(model: nn.Module, start: Tensors, device: torch.device) -> list[to
     names = [name for name, _ in model.named_parameters()]
     if set(names) != set(start):
         odd = sorted(set(names) ^ set(start))
-        raise InvalidParameters(f"the start is of another model: it and this engine's model differ in {', '.join(odd)}")
+        raise InvalidParameters(f"the start is of another model than this engine's: they differ in {', '.join(odd)}")
     return [start[name].detach().to(device) for name in names]
 
 
@@ -557,7 +555,7 @@ class Mapped:
         try:
             found, (_, totals) = function(parameters, batches.keys, batches.inputs, batches.targets, batches.mask)
         except RuntimeError as error:
-            # A failing device raises this too, but is no reason to switch the engine.
+            # A failing device raises this too, but does not justify another engine.
             if not _UNMAPPED.search(str(error)):
                 raise
             raise InvalidParameters(
@@ -585,7 +583,7 @@ class StackedEngine:
 
     def __init__(self, factory: ModelFactory, device: torch.device, *, chunk: int) -> None:
         if chunk < 1:
-            raise InvalidParameters(f"a chunk has at least 1 client; got {chunk}")
+            raise InvalidParameters(f"a chunk needs at least 1 client; got {chunk}")
         self._device, self._chunk_size = device, chunk
         self._model = trainable(factory).to(device)
         refuse_batch_norm(self._model, self.name)

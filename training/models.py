@@ -1,4 +1,4 @@
-"""Networks of the studies, by their names in configurations."""
+"""Networks of the studies, by name in configurations."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def model_factory(
     is_text = name in {"lstm", "text-conv"}
     if name in MODELS and (is_text is (vocabulary is None) or (not is_text and len(shape) != _IMAGE_AXES)):
         raise InvalidParameters(
-            f"the model {name} takes {'tokens' if is_text else 'images'}, and inputs have the shape {shape}"
+            f"the model {name} takes {'tokens' if is_text else 'images'}, but inputs have the shape {shape}"
             f"{'' if vocabulary is None else f' and are tokens of a vocabulary of {vocabulary}'}; use another model"
         )
     factory: Callable[[], nn.Module]

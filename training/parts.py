@@ -1,4 +1,4 @@
-"""Parts of a run that a platform can replace; its random streams and cohorts."""
+"""Parts of a run that a platform can replace, and the run's random streams and cohorts."""
 
 from __future__ import annotations
 
@@ -190,14 +190,14 @@ class FinishingEngine(Engine, Protocol):
 
 
 ModelFactory = Callable[[], torch.nn.Module]
-"""Makes the model with its initial parameters, from torch's current seed."""
+"""Makes the model with initial parameters from torch's current seed."""
 Progress = Callable[[int, int], None]
 
 
 Lost = Mapping[str, frozenset[int]]
 """Clients that drop out before they answer in a stage, by its name."""
 _DEVIATIONS: Final = 2
-"""A session tolerates this many standard deviations more dropouts than expected; a round with more releases nothing."""
+"""A session tolerates dropouts up to this many standard deviations above the mean; a round with more fails."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Checkpoint:
         found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
             raise InvalidParameters(
-                f"the run was started with another {', '.join(found)}; restore that, or name another folder"
+                f"the run was started with another {', '.join(found)}; restore that, or use another folder"
             )
 
     def require_about(self, about: Mapping[str, str]) -> None:
@@ -91,7 +91,7 @@ class Checkpoint:
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
-                f"the run was started with other {' and '.join(found)}; restore them, or name another folder"
+                f"the run was started with other {' and '.join(found)}; restore them, or use another folder"
             )
 
 

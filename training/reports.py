@@ -84,7 +84,7 @@ def read_runs(folders: Iterable[Path]) -> list[FinishedRun]:
         candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
         found = [_read(path) for path in candidates if (path / METRICS_NAME).exists()]
         if not found:
-            raise InvalidParameters(f"{folder} holds no run: there is no {METRICS_NAME} in it; name a run or a sweep")
+            raise InvalidParameters(f"{folder} has no run, as {METRICS_NAME} is missing; give a run or a sweep")
         runs += found
     return runs
 

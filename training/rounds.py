@@ -1,4 +1,4 @@
-"""A run and its rounds: sample, train or attack, encode, sum, decode, step of the server's optimizer."""
+"""A run and its rounds: sample, train or attack, encode, sum, decode, and step the server's optimizer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """Methods that a run needs of an optimizer; a platform may bring its own, which is copied shallowly each round."""
+    """Methods that a run needs from an optimizer. A platform's own optimizer is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters: ...
 
@@ -377,8 +377,8 @@ class Run:
     def __post_init__(self) -> None:
         if (wanted := self.configuration.clients_per_round) > (available := len(self.pieces.data.sizes)):
             raise InvalidParameters(
-                f"a round takes {wanted} clients, and the data have {available}; lower clients_per_round, or deal the "
-                "data out to more with data.clients"
+                f"a round needs {wanted} clients, but the data have {available}; lower clients_per_round, or split "
+                "the data among more with data.clients"
             )
         self.cohorts = Cohorts.of(self.configuration)
         self.about = {"data": data_digest(self.pieces.data), "model": model_digest(self.pieces.factory)}

@@ -115,7 +115,7 @@ def require_private(configuration: Configuration) -> None:
         return
     for is_wrong, sentence in _conflicts(configuration):
         if is_wrong:
-            raise InvalidParameters(f"privacy.noise_multiplier is above 0, and {sentence}")
+            raise InvalidParameters(f"privacy.noise_multiplier is above 0, but {sentence}")
 
 
 def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:

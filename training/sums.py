@@ -52,7 +52,7 @@ class RealSum:
         known = declared(self._entry.settings)
         if noise is not None and "noise_multiplier" not in known:
             raise InvalidParameters(
-                f"privacy.noise_multiplier is above 0, and {settings.protocol} releases sums without noise: set "
+                f"privacy.noise_multiplier is above 0, but {settings.protocol} releases sums without noise: set "
                 "secagg.protocol = 'pairwise', 'one-message' or 'enclave'"
             )
 
@@ -83,8 +83,8 @@ class RealSum:
             )
         if noise is None:
             raise InvalidParameters(
-                f"privacy.noise_multiplier is above 0, and {self._settings.protocol} itself would add the noise: set "
-                "secagg.mode = 'real', or secagg.protocol = 'pairwise' or 'one-message'"
+                f"privacy.noise_multiplier is above 0, but {self._settings.protocol} itself would add the noise: "
+                "set secagg.mode = 'real', or secagg.protocol = 'pairwise' or 'one-message'"
             )
         return noise
 
@@ -205,7 +205,7 @@ class _PulledUploads:
         self.settle()
         while client not in self._early:
             if self.pull() is None:
-                raise InternalError(f"client {client} should upload, but was not trained")
+                raise InternalError(f"client {client} must upload, but was not trained")
         self._handed_over = self._early.pop(client)
         _, payload = self._handed_over
         return Update(payload, self.due.model_digest)
@@ -258,7 +258,7 @@ def secure_sum(configuration: Configuration) -> SecureSum:
 
 
 def require_feasible(configuration: Configuration, codec: ModelUpdate, *, available: int) -> None:
-    """Refuse, before training, a run whose rounds no protocol could sum.
+    """Refuse, before training, a run whose rounds cannot be summed.
 
     Args:
         codec: a codec with the layout of the run's codecs.

@@ -82,7 +82,7 @@ def test_changes_reach_tables_and_take_the_values_of_toml() -> None:
         ("dropouts.stages=3", "dropouts.stages must be text with commas"),
         ("compression.rotation=100", "power of two"),
         ("compression.sparsity=1.5", "sparsity"),
-        ("compression=3", "is a table"),
+        ("compression=3", "must be a table"),
         ('model_options=["width"]', "such as"),
     ],
 )
@@ -184,7 +184,7 @@ REFUSED = {
         ((*SKETCHED, "compression.cohort_bits=2", "compression.kept=3"), "remove compression.places and kept"),
         # Whole updates.
         (("compression.scheme=peak",), "'peak' sends indices"),
-        (("compression.scheme=sketch", "compression.bits=9"), "codes of 1 to 8 bits"),
+        (("compression.scheme=sketch", "compression.bits=9"), "codes must have 1 to 8 bits"),
         (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
         (("compression.scheme=custom",), "set only the former"),
         (("compression.custom=a:b",), "set only the former"),

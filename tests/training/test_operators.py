@@ -209,7 +209,7 @@ def test_layers_can_have_other_codebooks_or_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scheme": Scheme.SCALAR}, "the capacity .* is a total weight of 4, and a round may reach 5"),
+        ({"scheme": Scheme.SCALAR}, "the capacity .* is a total weight of 4, but a round may reach 5"),
         ({"scheme": Scheme.SCALAR, "bits": 9, "modulus_bits": 8}, "do not fit a ring"),
         ({"scheme": Scheme.PRODUCT, "layers": ("head=4/4",)}, "names 'head'"),
         ({"scheme": Scheme.PRODUCT, "layers": ("head.weight=4",)}, "codewords/block_size"),

@@ -128,7 +128,7 @@ def test_a_finished_run_is_never_overwritten(tmp_path: Path, toy_run: Make, toy_
     run = toy_run("rounds=1")
     train(run, tmp_path, pieces=toy_pieces(run))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(InvalidParameters, match="holds a finished run; name another folder"):
+    with pytest.raises(InvalidParameters, match="has a finished run; use another folder"):
         train(toy_run("rounds=2"), tmp_path, pieces=toy_pieces(run))
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

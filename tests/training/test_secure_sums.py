@@ -267,7 +267,7 @@ def test_a_mean_is_weighted_by_examples_whenever_these_multiply(
 @pytest.mark.parametrize("compression", [PRODUCT, CompressionSettings(scheme=Scheme.PEAK)])
 def test_votes_have_no_weights(compression: CompressionSettings) -> None:
     for weighting in (Weighting.EXAMPLES, Weighting.AFTER):
-        with pytest.raises(InvalidParameters, match=r"counts once: set server\.weighting = 'equal'"):
+        with pytest.raises(InvalidParameters, match=r"count once: set server\.weighting = 'equal'"):
             configuration("enclave", compression, server=ServerSettings(weighting=weighting))
 
 

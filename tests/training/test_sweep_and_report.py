@@ -237,7 +237,7 @@ def test_two_copies_of_a_run_are_one_seed(tmp_path: Path, toy_run: Make, toy_pie
         (["train", "--preset", "fashion-none", "--set", "privacy.noise_multiplier=1"], "set local.clip"),
         (["train", "--preset", "femnist-none", "--set", "data.root=damaged"], "damaged/data/train/all.json"),
         (["plan", "--seconds", "fashion-pq", "--set", "rounds=0"], "rounds must be an integer between 1 and"),
-        (["train", "plot", "."], "holds no run"),
+        (["train", "plot", "."], "has no run"),
     ],
 )
 def test_the_command_says_what_is_wrong_before_it_trains(
