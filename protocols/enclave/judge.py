@@ -215,7 +215,7 @@ def _pinned(form: EvidenceFormat, values: dict[str, Any]) -> PinnedMeasurement |
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse duplicate names, of which JSON would silently keep the last."""
+    """Refuse duplicate names; Python's JSON parser would silently keep the last one."""
     if len(names := dict(pairs)) < len(pairs):
         raise ValueError("a name occurs twice")
     return names

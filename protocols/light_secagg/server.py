@@ -134,7 +134,7 @@ class Server(StagedServerSession[Content]):
         )
 
     def _unmasked(self) -> Aggregate:
-        """Remove the sum of the masks; a lying client goes unnoticed."""
+        """Remove the sum of the masks; this does not detect a lying client."""
         configuration = self.configuration
         chosen = sorted(self._answers)[: configuration.target]
         positions = [self._roster.index(client) for client in chosen]

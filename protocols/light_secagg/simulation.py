@@ -35,7 +35,7 @@ def describe(session: Server) -> tuple[str, ...]:
         ),
         (
             f"any {configuration.target} of {configuration.population} clients recover the sum of the masks, and "
-            f"{configuration.privacy} of them colluding with the server learn nothing else"
+            f"{configuration.privacy} of them colluding with the server learn only the sum"
         ),
     )
 

@@ -209,7 +209,7 @@ def _inverse(element: int) -> int:
 
 
 def _wrong_positions(points: Sequence[int], values: Sequence[int], threshold: int, most: int) -> frozenset[int]:
-    """Return the values off the one polynomial that fits all but ``most``; empty if there is none.
+    """Return the values off the one polynomial that fits all but ``most``; empty if no polynomial does.
 
     A polynomial E of degree ``most`` that vanishes at the wrong points, and Q = E f, solve Q(x) = y E(x) everywhere.
     """

@@ -46,9 +46,9 @@ def describe(session: Server) -> tuple[str, ...]:
             f"{parameters.security_bits:.0f} bits; {record.mode.value} mode, {record.suite.value}"
         ),
         (
-            f"{len(record.holders)} holders; any {record.threshold} open a sum, {record.corrupted} colluding with the "
-            f"server learn nothing else; {record.quorum} must sign a list first;  "
-            f"{record.committee.stands} may be lost"
+            f"{len(record.holders)} holders; any {record.threshold} open a sum, {record.corrupted} colluding with "
+            f"the server learn only the sum; {record.quorum} must sign a list first;  {record.committee.stands} may "
+            "be lost"
         ),
         *(() if noise is None else noise.sentences()),
     )
@@ -212,10 +212,9 @@ def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
     padded = parameters.polynomials * parameters.degree
     yield Costs(
         plan=f"masks of degree {parameters.degree} modulo 2^{parameters.modulus_bits} with {parameters.guard_bits} "
-        f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} holders, of "
-        f"whom any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted; "
-        f"{parameters.committee.stands} may be lost; "
-        "a coefficient for each value, because no bounds are set",
+        f"guard bits, {parameters.security_bits:.0f} bits of security by our estimate; {settings.holders} "
+        f"holders, of which any {parameters.threshold} open a sum and {parameters.corrupted} may be corrupted; "
+        f"{parameters.committee.stands} may be lost; a coefficient for each value, because no bounds are set",
         payload_bytes=layout.payload_bytes,
         up_bytes=sent + parameters.upload_bytes,
         down_bytes=len(offer.encode()),

@@ -137,7 +137,7 @@ def run_add(options: argparse.Namespace) -> int:
     """Add the sums of groups, write the mean, and return the exit status."""
     first, *others = options.sums
     if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in options.sums):
-        raise InvalidParameters(f"--out {options.out} is one of the sums to add; name another file")
+        raise InvalidParameters(f"--out {options.out} is one of the sums to add; use another file")
     description, found = read_sum(first)
     plan = plan_of(description.protocol, description.terms)
     layout, capacity = plan.codec.layout, plan.codec.capacity

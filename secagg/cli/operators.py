@@ -95,7 +95,7 @@ def sign_record(options: argparse.Namespace) -> int:
     print(
         f"epoch {record.number}: {len(record.holders)} holders, of which {record.quorum} must sign a list and "
         f"{record.threshold} open a sum; {record.committee.stands} may be lost; any {record.corrupted} that collude "
-        "with the server learn nothing else"
+        "with the server learn only the sum"
     )
     return 0
 

@@ -33,13 +33,13 @@ CLASSES: Final = (
 _RIGHTS: Final = ("byoc", "shell_commands", "server-predeployed-flwr")
 _EVERY_RIGHT: Final = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 SCOPE_ALONE: Final = """\
-This site answers secure sums and nothing else; a job that forgot to be secure gets a refusal.
-A job that brings code runs it in this site's process, and can send what it reads there around every filter:
+This site only answers secure sums, and refuses jobs that are not secure by mistake.
+A job with its own code runs it in this site's process, and can send what it reads there past every filter:
 against such jobs add --closed."""
 CLOSED: Final = """\
-This site answers secure sums and nothing else, and runs no code of a job: jobs choose among the classes and scripts
-that are listed in resources.json, and nothing that they log or report leaves the site.
-Those who can write these files, or the scripts that are listed, are trusted: let root own them."""
+This site only answers secure sums, and runs no code from jobs: jobs can only use classes and scripts listed in
+resources.json, and nothing that they log or report leaves the site.
+Anyone who can write these files or the listed scripts is trusted: let root own them."""
 
 
 def write_site(options: argparse.Namespace) -> int:
@@ -127,9 +127,7 @@ def _privacy(local: Path, *, tracking: bool) -> dict[str, Any]:
         scopes.append({"name": _SCOPE, "properties": {}})
         found["default_scope"] = _SCOPE
     if not found.get("default_scope"):
-        raise InvalidParameters(
-            f"{local / 'privacy.json'} has no default_scope, so jobs without one would pass; set it"
-        )
+        raise InvalidParameters(f"{local / 'privacy.json'} has no default_scope, so jobs without one pass; set it")
     for scope in scopes:
         for chain in ("task_data_filters", "task_result_filters"):
             scope[chain] = [one for one in scope.get(chain, []) if one != _FILTER] + [_FILTER]

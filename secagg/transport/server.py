@@ -171,7 +171,7 @@ class SumServer:
     async def told(self, seconds: float = BACK_SECONDS) -> None:
         """Wait until the last session's clients know the outcome, or until the time is up; then forget the session.
 
-        Clients that wait for a session are told to ask again, because this server stops listening.
+        Clients that wait for a session must ask again, because this server stops listening.
         """
         current = self.current
         try:
@@ -383,7 +383,7 @@ class Front:
         known = ", ".join(repr(each.task) for each in self._servers)
         is_told = self._is_operators(request)
         said = f"this server has {held}; choose a task with --task: "
-        return _response(Verdict(Answer.OUT, said + (known if is_told else "its operator knows their names")))
+        return _response(Verdict(Answer.OUT, said + (known if is_told else "ask its operator for their names")))
 
     async def _health(self, request: Request) -> Response:
         """Report that the process is alive, and whether a disk has stopped accepting writes."""

@@ -60,7 +60,7 @@ def test_the_scope_has_our_filter_last_and_jobs_that_send_logs_have_nothing(
     assert resources["class_allow_list"][0] == "nvflare.a.B"
     assert "secagg.nvflare.client.SecAggFilter" in resources["class_allow_list"]
     assert not (kit / "local" / "authorization.json").exists()
-    assert "can send what it reads there around every filter" in capsys.readouterr().out
+    assert "can send what it reads there past every filter" in capsys.readouterr().out
     assert forced(kit, "--write") == 0
     assert "Nothing changes." in capsys.readouterr().out
 
@@ -80,7 +80,7 @@ def test_a_closed_site_lists_classes_and_scripts_and_gives_nobody_the_right_to_b
     assert "nvflare.a.B" not in resources["class_allow_list"]
     for rights in written(kit, "authorization.json")["permissions"].values():
         assert (rights["byoc"], rights["shell_commands"], rights["view"]) == ("none", "none", "any")
-    assert "runs no code of a job" in capsys.readouterr().out
+    assert "runs no code from jobs" in capsys.readouterr().out
     # Opened again, the gate is gone, and what no role may do stays until the operator changes it.
     assert forced(kit, "--write") == 0
     assert written(kit, "resources.json")["components"] == [{"id": "manager"}]

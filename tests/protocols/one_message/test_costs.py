@@ -25,4 +25,4 @@ def test_a_session_sends_what_the_formulas_say(suite: Suite, clients: int, lengt
     # Introductions, receipts, lists and answers come on top.
     between = (upload.bytes_between + release.bytes_between) / clients
     assert planned.between_bytes < between < 1.1 * planned.between_bytes + 60_000 / clients
-    assert "5 holders, of whom any 4 open a sum and 1 may be corrupted" in planned.plan
+    assert "5 holders, of which any 4 open a sum and 1 may be corrupted" in planned.plan
