@@ -110,7 +110,8 @@ def test_holders_receive_no_offer_below_their_policy() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("spoken")
 def test_a_server_that_goes_back_to_an_earlier_form_is_refused_by_policy(name: str) -> None:
-    back = Round(name, form=3 if name == "one message" else 2)
+    # Holders and server 1 have a policy too, and refuse an offer of that form before a client sees it.
+    back = Round(name, form=3 if name in {"one message", "two servers"} else 2)
     try:
         with pytest.raises(InvalidParameters, match="form 2 of its messages is below 3") as refused:
             back.answer(back.with_form(2))
@@ -133,6 +134,12 @@ def test_a_form_that_was_put_in_on_the_way_counts_no_answer(at: Round, monkeypat
     assert refused.value.reason in {*(Reason.WRONG_SESSION, Reason.AUTHENTICATION_FAILED, Reason.QUORUM_NOT_MET)}, (
         "its policy takes the form, and T0 does not"
     )
+
+
+@pytest.mark.usefixtures("spoken")
+def test_server_1_refuses_an_earlier_form_by_its_operators_policy() -> None:
+    with pytest.raises(InvalidParameters, match="offered to server 1 is refused: form 2 of its messages is below 3"):
+        Round("two servers", form=2)
 
 
 def test_an_enclave_starts_for_a_host_of_its_own_form_only() -> None:

@@ -166,7 +166,7 @@ async def test_only_an_operator_learns_which_tasks_there_are(asked: dict[str, st
                 public = (await http.get(path)).text
                 assert ONE not in public
                 assert TWO not in public
-                misspelt = await http.get(path, params={"task": "heigths"})
+                misspelt = await http.get(path, params={"task": "no such task"})
                 assert (misspelt.status_code, "no task of this name" in misspelt.text) == (403, True)
 
 

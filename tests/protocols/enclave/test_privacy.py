@@ -93,7 +93,7 @@ def test_epsilon_falls_with_noise_and_grows_with_releases_and_not_with_age() -> 
 
 
 def test_a_configuration_without_noise_has_no_epsilon() -> None:
-    with pytest.raises(InvalidParameters, match="without noise"):
+    with pytest.raises(InvalidParameters, match="adds no noise, so epsilon is infinite"):
         epsilon_of(InsecureEnclaveSession(EnclaveSetup()).configuration, 1e-6)
 
 
