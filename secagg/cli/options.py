@@ -304,7 +304,7 @@ def _add_every_key(commands: Any) -> None:  # noqa: ANN401 -- argparse names the
     signs = kinds.add_parser("sign", help="the authority: certify the keys of requests")
     signs.add_argument("requests", type=Path, nargs="+", metavar="REQUEST", help="request, or folder of *.request")
     signs.add_argument(
-        "--replace", type=int, metavar="N", help="accept a new key of client N without a signature by its old key"
+        "--replace", type=int, metavar="N", help="accept a file with a key of client N that its old key did not sign"
     )
     signs.add_argument("--days", type=int, default=365, help="validity of certificates (default: %(default)s)")
     signs.add_argument(
