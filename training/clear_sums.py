@@ -1,4 +1,4 @@
-"""The sum of a training round, computed or checked in the clear."""
+"""Computes or checks the sum of a training round in the clear."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SumRound:
     """Clients that drop out before they answer in a stage of the protocol, by its name."""
     model_digest: bytes = bytes(32)
     releases: int = 1
-    """Number of rounds, including this one, of the client in the most rounds; noise is accounted by it."""
+    """Number of rounds, including this one, of the client in the most rounds; noise accounting uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,8 +249,8 @@ def refuse_batch_norm(model: nn.Module, engine: str) -> None:
     for name, layer in layers_of(model):
         if isinstance(layer, _BATCH_NORMS):
             raise InvalidParameters(
-                f"the engine {engine} pads batches, and the layer {_shown(name, layer)} would mix the padding into its "
-                "statistics; use GroupNorm, or the engine `threads` or `sequential`"
+                f"the engine {engine} pads batches, but the layer {_shown(name, layer)} would mix the padding into "
+                "its statistics; use GroupNorm, or the engine `threads` or `sequential`"
             )
 
 

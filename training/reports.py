@@ -228,7 +228,7 @@ def _accuracy_against(
     axes.set_xlabel(label)
     bars = "\nbars: standard deviation of seeds" if any(len(cell.runs) > 1 for cell in cells) else ""
     axes.set_ylabel(f"test accuracy after the last round, %{bars}")
-    # Outside of the axes, where no marker reads as a run.
+    # Outside the axes, so that no marker looks like a run.
     figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     if len(points) <= 2 * _MOST_CURVES:
         # The legend has the scheme.

@@ -70,7 +70,7 @@ Parameters = dict[str, npt.NDArray[np.float32]]
 
 
 class ServerStep(Protocol):
-    """Methods that a run needs from an optimizer. A platform's own optimizer is copied shallowly each round."""
+    """Methods that a run needs from an optimizer; a platform's own optimizer is copied shallowly each round."""
 
     def step(self, parameters: Arrays, mean: Arrays) -> Parameters: ...
 

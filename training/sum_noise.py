@@ -1,8 +1,8 @@
-"""Noise of a run's sums, and checks of configurations with privacy.
+"""Plans the noise of a run's sums, and checks configurations with privacy.
 
 Clients clip their change to ``local.clip``. The enclave adds noise to everything that it releases, or each client adds
 its share to its upload. Amplification by sampling does not count, because the server knows the clients that it invites.
-A client's number of actual rounds counts; it follows from the seed before anything is trained.
+What counts is a client's actual number of rounds, which follows from the seed before training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sums of training rounds by an in-memory protocol, with the same clients in all rounds."""
+"""Sums training rounds with an in-memory protocol and the same clients in all rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collateral and endorsements that the host relays and each client verifies."""
+"""Encodes and reads collateral and endorsements, which the host relays and each client verifies."""
 
 from __future__ import annotations
 

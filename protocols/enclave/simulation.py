@@ -1,4 +1,4 @@
-"""Simulation of an enclave, its host and its clients in one process; and the protocol's registry entry."""
+"""Simulates an enclave, its host and its clients in one process, and registers the protocol."""
 
 from __future__ import annotations
 

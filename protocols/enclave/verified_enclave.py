@@ -1,4 +1,4 @@
-"""An enclave whose evidence a client has verified, and to which it may seal."""
+"""An enclave whose evidence a client has verified, so that the client may seal to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan of a sum with LightSecAgg, and the sessions of its server and its clients."""
+"""Plans a sum with LightSecAgg, and creates the sessions of its server and clients."""
 
 from __future__ import annotations
 

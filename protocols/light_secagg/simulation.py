@@ -1,4 +1,4 @@
-"""LightSecAgg in one process, its costs, and its entry in the registry of protocols."""
+"""Simulates LightSecAgg in one process; counts its costs, and registers the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-message sums as a session of one stage, with standing holders.
+"""Sessions of one-message sums: one stage for clients, with standing holders.
 
 Plans the cheapest parameters, an epoch's record and an offer from an operator's numbers.
 """

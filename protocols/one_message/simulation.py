@@ -1,4 +1,4 @@
-"""One-message sums in one process, with standing holders, and the protocol's entry in the registry."""
+"""Simulates one-message sums and their holders in one process, and registers the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by ``serve`` and ``contribute``, and by commands that serve; and ``secagg enclave serve``."""
+"""Code shared by ``secagg serve`` and ``contribute`` and by other services; and ``secagg enclave serve``."""
 
 from __future__ import annotations
 

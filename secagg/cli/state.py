@@ -1,4 +1,4 @@
-"""The command ``secagg node trust``."""
+"""``secagg node trust``: accepts a client's state again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``secagg train`` with ``sweep``, ``plot`` and ``data``; and ``secagg plan --seconds``."""
+"""``secagg train`` with ``sweep``, ``plot`` and ``data``, and ``secagg plan --seconds``."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class SiteGate(Widget):
         interpreter, *rest = words or [None]
         script, *given = (rest[1:] if rest[:1] == [_UNBUFFERED] else rest) or [None]
         if interpreter not in self.interpreters:
-            yield (f"the interpreter {interpreter} is not allowed at this site; it must be one of --interpreter")
+            yield f"the interpreter {interpreter} is not allowed at this site; it must be one of --interpreter"
         yield from self._faults_of_script(script)
         yield from self._faults_of_arguments(given)
 

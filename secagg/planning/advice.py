@@ -1,4 +1,4 @@
-"""Cost of noise to a cohort: epsilon, wider rings, and the number of clients needed to keep the model useful."""
+"""Advice on settings and noise: epsilon, wider rings, and the number of clients that keeps the model useful."""
 
 from __future__ import annotations
 

@@ -339,8 +339,8 @@ class PrivacyBudget:
         if share:
             least = rounded_root(multiplier**2 * Fraction(_SHARES, share), ROUND_UP)
             advice = (
-                f"a noise multiplier of {least:f} would fit, and this one is {float(multiplier):g}: "
-                "use more noise, exclude this client, or raise its budget"
+                f"a noise multiplier of {least:f} would fit; this one is {float(multiplier):g}: use more noise, "
+                "exclude this client, or raise its budget"
             )
         raise InvalidParameters(
             f"with this upload the client would have spent epsilon {self.spent(spent + cost):.6g} at delta "

@@ -29,7 +29,7 @@ def min_entropy(codes: npt.NDArray[np.integer[Any]]) -> float:
 
 
 def said_guessable(*, sum_bits: float, clients: float, entropy: float) -> str | None:
-    """Return a warning that sums determine too much of their values; None if the condition holds.
+    """Return a warning if sums determine too much of their values; None if the condition holds.
 
     Args:
         sum_bits: bits of one coordinate, in all sums that include an update.
@@ -41,6 +41,6 @@ def said_guessable(*, sum_bits: float, clients: float, entropy: float) -> str | 
     return (
         f"sums of {sum_bits:.3g} bits over clients that count as {clients:.3g} of equal weight, whose values have "
         f"about {entropy:.2g} bits each, can determine the values of all clients: the rule 2 p <= H h fails "
-        f"({2 * sum_bits:.3g} and {clients * entropy:.3g}). Invite more clients, or add noise. The rule is no privacy "
-        "guarantee even if it holds"
+        f"({2 * sum_bits:.3g} and {clients * entropy:.3g}). Invite more clients, or add noise. Even if the rule "
+        "holds, it is not a privacy guarantee"
     )

@@ -1,4 +1,4 @@
-"""Kinds of noise, their variances and deltas, and clipping of a client's values to the norm that noise hides."""
+"""Kinds of noise with their limits, and clipping of a client's values to the norm that the noise hides."""
 
 from __future__ import annotations
 

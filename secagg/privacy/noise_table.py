@@ -1,4 +1,4 @@
-"""Samples clients' noise from a table: the distributions of ``noise`` at a few nanoseconds a value.
+"""Samples clients' noise from a table: the distributions of ``noise``, in a few nanoseconds per value.
 
 The first 16 bits of a uniform number decide nearly every value: a table has the value if all numbers with these bits
 give the same one. Otherwise 112 more bits are drawn and compared with the distribution function. A value is within

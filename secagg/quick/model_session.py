@@ -366,7 +366,7 @@ def require_none(unknown: Mapping[str, object], call: Callable[..., object], pro
         advice = suggestion(name, [*dict.fromkeys([*known, *declared(options)])])
         if not advice.startswith("did you mean"):
             advice = f"there are {', '.join(known)}; {options.__name__} has others"
-        raise InvalidParameters(f"there is no argument {name}; {advice}")
+        raise InvalidParameters(f"unknown argument {name}; {advice}")
 
 
 def require_cohort(clients: int, corrupted: int = 0) -> None:

@@ -374,7 +374,7 @@ class SpreadSum:
         return (self._cut.open(total, number, secret) for number, total in enumerate(self._sums))
 
     def _sums_of_before(self) -> list[Sums]:
-        """Add up the partial sums again with which an earlier process fixed its list."""
+        """Recompute the sum with which an earlier process fixed its list."""
         if (recorded := self._state.get(LIST)) is None:
             raise ConnectionError("a sum is opened once its list is fixed")
         counted, self._batches = [one.client for one in UploadList.decode(recorded[_DIGEST_BYTES:]).listed], [[]]

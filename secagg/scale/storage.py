@@ -1,4 +1,4 @@
-"""Storage of pieces and partial sums (a shared folder or an fsspec address), and the task that adds them.
+"""Stores pieces and partial sums in a shared folder or at an fsspec address; and the task that adds them.
 
 A tag authenticates the name with the contents (GMAC under a key derived from the sum's key and the name). A name
 follows from the object's inputs, so no key ever tags two contents, and no nonce is used twice. A task has no state. It

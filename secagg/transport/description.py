@@ -78,7 +78,7 @@ class SessionDescription:
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further terms of the application, as JSON; bind their ``terms_digest`` to the subject."""
     form: int = FORMS[0]
-    """Form of the session's messages, as its offer has it; a client that does not speak it says so and leaves."""
+    """Form of the session's messages, as in its offer; clients that do not support it report this and leave."""
     must_know: tuple[str, ...] = ()
     """Fields that a client of another version must not ignore; it ignores all other unknown fields."""
     _decoded: bytes = field(default=b"", init=False, repr=False, compare=False)

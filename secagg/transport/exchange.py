@@ -1,6 +1,6 @@
-"""Answers to the requests of one session: a state machine without sockets, threads or a clock.
+"""Decides how to answer one session's requests: a state machine without sockets, threads or a clock.
 
-Its driver carries out each verdict, and reports the outcome. Per client and stage:
+Its driver carries out each verdict and reports the outcome. Per client and stage:
 
     (asked) -> MESSAGE -> (offered) -> READ -> (read) -> HAND -> (settled) -> TAKEN, LATE or REFUSED
 

@@ -1,4 +1,4 @@
-"""State that survives a crash: a server's session at its last stage, and a client's last answer."""
+"""Stores state that survives a crash: a server's session at its last stage, and a client's last answer."""
 
 from __future__ import annotations
 

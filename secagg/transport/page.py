@@ -1,4 +1,4 @@
-"""Web page of ``clients/web``, and the headers that allow pages of other origins."""
+"""Serves the web page of ``clients/web``, and the headers that allow pages of other origins."""
 
 from __future__ import annotations
 

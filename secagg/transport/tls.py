@@ -1,4 +1,4 @@
-"""TLS 1.3 for servers and clients, and the rule for plain HTTP."""
+"""TLS 1.3 for servers and clients; plain HTTP is only allowed on one machine."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_dtype_without_a_sum_is_refused_by_name(dtype: Any) -> None:
 
 
 def test_a_model_without_elements_is_refused() -> None:
-    with pytest.raises(InvalidParameters, match="no tensor"):
+    with pytest.raises(InvalidParameters, match="no non-empty tensor"):
         aggregated_names({"e": np.zeros((0, 3))})
 
 

@@ -136,7 +136,7 @@ def test_what_is_refused_says_what_was_spent_what_remains_and_what_to_change() -
     said = str(caught.value)
     assert f"would have spent epsilon {after:.6g} at delta 1e-06, its update replaced by another" in said
     assert f"its budget is 8: its {count} uploads so far have spent {before:.6g}, which leaves {8 - before:.6g}" in said
-    assert said.endswith("and this one is 2: use more noise, exclude this client, or raise its budget")
+    assert said.endswith("; this one is 2: use more noise, exclude this client, or raise its budget")
     smaller = PrivacyBudget(epsilon=1.0, delta=DELTA)
     with pytest.raises(InvalidParameters, match=r"which leaves 0; no noise would suffice"):
         smaller.require_room(cost.times(count), count, cost, noise.multiplier)

@@ -203,7 +203,7 @@ def test_an_update_below_one_step_is_said(caplog: pytest.LogCaptureFixture) -> N
         ({"protocol": "trust"}, "there is no protocol"),
         ({"examples": [1, 2]}, "one number for each update"),
         ({"examples": [1, 2, 1 << 50]}, "full must be an integer in"),
-        ({"colour": "red"}, "there is no argument colour; there are updates, clip.*; PairwiseOptions has others"),
+        ({"colour": "red"}, "unknown argument colour; there are updates, clip.*; PairwiseOptions has others"),
         (
             {"suite": "hybrid"},
             r": from secagg\.protocols\.pairwise_mask import PairwiseOptions, .*PairwiseOptions\(suite=",
@@ -338,7 +338,7 @@ def test_heavy_hitters_are_the_strings_that_enough_clients_have() -> None:
 
 
 def test_a_setting_that_a_histogram_cannot_have_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameters, match="there is no argument colour"):
+    with pytest.raises(InvalidParameters, match="unknown argument colour"):
         secagg.histogram([1, 2, 1], [1, 2], colour="red")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -81,7 +81,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a keyword that is misspelt": (
         lambda: secagg.aggregate([np.ones(2)] * 4, clip=1.0, drops=1),  # type: ignore[arg-type]
-        "there is no argument drops; did you mean drop?",
+        "unknown argument drops; did you mean drop?",
     ),
     "a protocol with underscores": (
         lambda: secagg.aggregate([np.ones(2)] * 4, clip=1.0, protocol="pairwise_mask"),  # type: ignore[arg-type]

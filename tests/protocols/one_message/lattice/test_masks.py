@@ -312,7 +312,7 @@ def test_what_a_client_may_not_mask() -> None:
     for value in (128, 1 << 15, (1 << 16) - 129):
         outside = inside.copy()
         outside[7] = value
-        with pytest.raises(CapacityExceeded, match=r"leaves -128\.\.127"):
+        with pytest.raises(CapacityExceeded, match=r"bounds -128\.\.127"):
             ring.mask([outside], seed(1))
     with pytest.raises(Misuse, match="1 segments; got 2"):
         ring.mask([inside, inside], seed(1))
@@ -354,9 +354,9 @@ def test_what_a_server_may_not_open() -> None:
     opening = Opening(ring)
     pieces = [opening.unmasked(total, secrets)]
     for count in (0, 101):
-        with pytest.raises(InvalidParameters, match="1 to 100 uploads"):
+        with pytest.raises(InvalidParameters, match="must be 1 to 100"):
             opening.opened(pieces, count)
-    with pytest.raises(InternalError, match="32 coefficients; 0 were read"):
+    with pytest.raises(InternalError, match="32 coefficients, but 0 were read"):
         opening.opened([], 2)
 
 
