@@ -370,6 +370,7 @@ def test_a_server_that_only_says_that_keys_are_used_is_refused(
     subject = Subject(task=b"t", round_number=1, layout=Layout((RingSegment(32, 4),)), capacity=1 << 20)
     with closing(entry.simulate(entry.settings(), coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         offer = world.open(subject, frozenset(clients)).message_to(clients[3])
+    assert offer is not None
     part = plug_of("lightsecagg", is_suspended=False).member(side).join(subject, update_of(clients[3]))
     if modes_of == "the key's owner":
         assert part.answer(offer)
