@@ -24,12 +24,12 @@ _ADDRESS: Final = "unix:PATH, tcp:HOST:PORT or vsock:CONTEXT:PORT"
 PROTOCOLS: Final = f"aggregation protocol: {', '.join(names())} (default: %(default)s)"
 
 
-def _add_limit(parser: argparse._ActionsContainer, name: str, *, is_required: bool = False) -> None:
+def _add_limit(add: Callable[..., argparse.Action], name: str, *, is_required: bool = False) -> None:
     """Add the option for a limit of the policy."""
     rule, usual = RULES[name], DEFAULTS[name]
     text = rule.purpose if is_required else f"{rule.purpose} (default: {usual})"
     option = "--" + name.replace("_", "-")
-    parser.add_argument(option, type=int, default=usual, required=is_required, metavar="N", help=text)
+    add(option, type=int, default=usual, required=is_required, metavar="N", help=text)
 
 
 def protocol_name(text: str) -> str:
@@ -152,9 +152,9 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     serve.add_argument("--listen", required=True, metavar="ADDRESS", help=f"address for the server: {_ADDRESS}")
     serve.add_argument("--server", metavar="HEX", help="for tcp and vsock: public key of the only server that may ask")
     more = serve.add_argument_group("limits")
-    _add_limit(more, "minimum_cohort")
+    _add_limit(more.add_argument, "minimum_cohort")
     more.add_argument("--corrupted", type=int, default=1, metavar="N", help="minimum of the epoch's (default: 1)")
-    _add_limit(more, "minimum_holders")
+    _add_limit(more.add_argument, "minimum_holders")
     more.add_argument(
         "--task", action="append", default=[], metavar="NAME", help="the only task; repeat for several (default: any)"
     )
@@ -203,7 +203,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--keys", type=Path, required=True, metavar="FILE", help="server 1's key file")
     command.add_argument("--servers", type=Path, required=True, metavar="FILE", help="file of `keys --peer`")
     command.add_argument("--journal", type=Path, required=True, metavar="DIR", help="journal; keep it with the keys")
-    _add_limit(command, "minimum_cohort", is_required=True)
+    _add_limit(command.add_argument, "minimum_cohort", is_required=True)
     more = command.add_argument_group("limits")
     more.add_argument("--maximum-cohort", type=int, default=10_000, metavar="N", help="(default: %(default)s)")
     more.add_argument(
