@@ -102,7 +102,7 @@ def sign(options: argparse.Namespace) -> int:
         raise InvalidParameters("--root only applies with --sites, the list of sites whose kits vouch; set both")
     replaced = None if options.replace is None else _client(options.replace)
     if replaced is not None and any(path.is_dir() for path in options.requests):
-        raise InvalidParameters("--replace takes the file of one request, because a folder may hold a stranger's")
+        raise InvalidParameters("--replace needs one request file, because a folder may contain a stranger's")
     made = sign_requests(
         options.roster, load_authority(options.key), asked.values(), replaces=replaced, days=options.days
     )

@@ -617,7 +617,7 @@ def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkey
 def test_a_record_that_is_gone_when_the_list_counts_it_ends_the_sum(place: Place) -> None:
     closed(place)
     (place.state / "uploads" / "00000001-1007").unlink()
-    with pytest.raises(ConnectionError, match="the list counts client/1007, and the storage lost its pieces"):
+    with pytest.raises(ConnectionError, match="the list counts client/1007, but the storage lost its pieces"):
         Life(place).finish()
 
 

@@ -593,7 +593,7 @@ def test_a_folder_replaces_no_key(path: Path, tmp_path: Path, capsys: pytest.Cap
     before = path.read_bytes()
     assert main([*new, "--client", "7", "--out", str(folder / "another.key")]) == 0
     assert main(["keys", "sign", str(folder), *at_authority, "--replace", "7"]) == 2
-    assert "--replace takes the file of one request" in capsys.readouterr().err
+    assert "--replace needs one request file" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 

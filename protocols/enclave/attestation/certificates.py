@@ -343,7 +343,7 @@ def _check_validity(certificate: Certificate, now: datetime) -> None:
     start, end = certificate.not_before, certificate.not_after
     if not has_begun(start, now) or now > end:
         raise invalid(
-            f"the certificate of {certificate.name!r} is valid from {start} to {end}, and now is {now}; collect "
+            f"the certificate of {certificate.name!r} is valid from {start} to {end}, but it is {now}; collect "
             "fresh evidence, or correct the clock"
         )
 
@@ -430,7 +430,7 @@ def check_not_revoked(
         raise malformed("a revocation list must say when the next one will be issued")
     if not has_begun(since, now) or now > until:
         raise stale(
-            f"the revocation list of {issuer.name!r} is valid from {since} to {until}, and now is {now}; fetch the "
+            f"the revocation list of {issuer.name!r} is valid from {since} to {until}, but it is {now}; fetch the "
             "current one"
         )
     if revoked:

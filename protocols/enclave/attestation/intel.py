@@ -345,7 +345,7 @@ def _read_signed(
     ECDSA_P256.verify(verified.leaf.public_key, joined_signature(signature), text, name)
     value, issued, next_update = _decoded(lambda: _dated(text, version))
     if not has_begun(issued, now) or now > next_update:
-        raise stale(f"{name} is valid from {issued} to {next_update}, and now is {now}; fetch the current one")
+        raise stale(f"{name} is valid from {issued} to {next_update}, but it is {now}; fetch the current one")
     return value, verified, next_update
 
 
