@@ -133,6 +133,6 @@ def test_two_uploads_of_a_client_that_started_again_name_nobody() -> None:
     session = world.session(Link(world, MessageKind.REFUSAL, 0.0).ask_all)
     offer = Offer.decode(session.invitation)
     session.receive(client, world.upload(client, offer))
-    with pytest.raises(SecAggError, match="second answer") as refused:
+    with pytest.raises(SecAggError, match="sent a second, different answer") as refused:
         session.receive(client, again.upload(client, offer))
     assert refused.value.culprits == frozenset()  # type: ignore[attr-defined]

@@ -154,7 +154,7 @@ def test_another_person_changes_cells_by_what_the_noise_is_made_for_and_at_most_
 def test_the_log_of_a_site_quotes_no_value(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     Site(declaration=declared(), functions=HOSTILE["unreadable"]).columns()
-    assert "have no value of 'age'" in caplog.text
+    assert "have no readable value of 'age'" in caplog.text
     assert "patient" not in caplog.text
 
 

@@ -363,9 +363,9 @@ def test_a_client_answers_for_its_own_task_round_and_model_and_charges_them() ->
     server, (client,) = on_one_page(session, 1)
     update = LazyUpdate(lambda: Update(session.setup.payload_of(2), bytes(32)))
     others: dict[str, dict[str, Any]] = {
-        "another task": {"task": b"another"},
-        "another round": {"round_number": 1},
-        "another model": {"terms": b"others"},
+        "task differs": {"task": b"another"},
+        "round differs": {"round_number": 1},
+        "model, capacity or terms differ": {"terms": b"others"},
     }
     for saying, changes in others.items():
         about: Subject = replace(session.subject, **changes)
