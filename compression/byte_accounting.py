@@ -30,7 +30,7 @@ def parameter_count(shapes: Shapes) -> int:
 
 
 def is_bias(name: str) -> bool:
-    """Whether the name is that of a bias, rather than a weight of a layer or a norm."""
+    """Whether the name denotes a bias, and not the weight of a layer or a norm."""
     return name.rpartition(".")[2].startswith("bias")
 
 

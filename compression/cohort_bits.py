@@ -135,7 +135,7 @@ class AutoRate:
         return most if self.slope is None or self.slope <= 0 else min(most, self.allowed / self.slope)
 
     def after(self, losses: tuple[float, float, float], noise: float) -> AutoRate:
-        """Return the state after clients report their mean losses: at the model, with noise, and with its negative."""
+        """Return the state updated by the clients' mean losses: at the model, and with noise added and subtracted."""
         harm = (losses[1] + losses[2]) / 2 - losses[0]
         told = min(harm / noise, self.allowed / level_noise(_LEVELS[-1], self.cohort))
         slope = told if self.slope is None or self.slope <= 0 else (self.slope + told) / 2

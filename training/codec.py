@@ -661,7 +661,7 @@ class WholeUpdates:
         return Sketch(rotation=rotation, kept=kept, bits=bits, modulus_bits=ring)
 
     def noise_warning(self, parameters: Arrays, rate: float = 1.0) -> str | None:
-        """Warn that a round's noise, times the server's rate, is large for a matrix, unless its harm is probed."""
+        """Warn if a round's noise, scaled by the server's rate, is large for a matrix and its harm is not probed."""
         if self._auto is not None:
             return None
         noise = {name: rate * deviation for name, deviation in self.deviations(self._length).items()}

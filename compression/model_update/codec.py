@@ -120,7 +120,7 @@ def plain_tensor(value: Tensor | np.generic, shape: Shape) -> Tensor:
 def require_fit(scheme: LinearDecoder[Any], due: PublicStream) -> None:
     """Refuse a scheme, or a nested one, that was made for another shape, tensor or epoch.
 
-    Of schemes from outside this library only the ``length`` is checked.
+    For custom schemes, only ``length`` is checked.
     """
     match scheme:
         case RandomPruning() | RandomRotation():
@@ -182,7 +182,7 @@ _Kind = tuple[type[Segment], int, int]
 
 
 def merged(schemes: Sequence[tuple[Segment, ...]]) -> tuple[tuple[Segment, ...], Parts]:
-    """Return the merged segments, and the places of each scheme's segments in them."""
+    """Return the merged segments, and where each scheme's segments are in them."""
     lengths = dict[_Kind, int]()
     parts = list[list[tuple[_Kind, slice]]]()
     for segments in schemes:
@@ -417,7 +417,7 @@ class ModelUpdate:
         return Aggregate(layout, values, aggregate.contributors)
 
     def require_layout(self, layout: Layout) -> None:
-        """Refuse any other layout of a session, a payload or an aggregate."""
+        """Refuse a session, payload or aggregate whose layout is not this codec's."""
         if layout != self.layout:
             what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
             raise Misuse(

@@ -435,7 +435,7 @@ class Agreement:
         holders, quorum = [one.holder for one in signed], self.record.quorum
         if holders != sorted(set(holders)) or len(holders) < quorum or not self.epoch.present.issuperset(holders):
             raise PeerMisbehaved(
-                f"it needs signatures of {quorum} holders that published keys, by increasing positions",
+                f"it needs signatures of {quorum} holders that published keys, sorted by position",
                 reason=Reason.QUORUM_NOT_MET,
                 culprits=culprits,
             )

@@ -99,7 +99,7 @@ def interpolation_matrix(points: tuple[int, ...]) -> Matrix:
 
 
 def reduced(matrix: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
-    """Return a matrix eliminated up to the first column without a pivot, and that column's number."""
+    """Row-reduce a matrix up to the first column without a pivot; return it and that column's index."""
     rows = matrix % FIELD
     for column in range(rows.shape[1]):
         candidates = np.flatnonzero(rows[column:, column])

@@ -304,7 +304,7 @@ KINDS: Final[Mapping[str, type[Kind]]] = {
 
 
 def has_value(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the people with a value."""
+    """Return a mask of the people who have a value."""
     found: npt.NDArray[np.bool_] = column != MISSING if column.dtype.kind == "i" else ~np.isnan(column)
     return found
 

@@ -140,7 +140,7 @@ def summed_layout(layout: Layout, tables: Tables, most_uploads: int) -> Layout:
 
 
 def require_summed(summed: Layout, layout: Layout, tables: Tables, uploads: int) -> None:
-    """Require the summed layout of these tables, with room for at least this many uploads."""
+    """Require that the layout is these tables' sum, with room for this many uploads."""
     due = summed_layout(layout, tables, uploads)
     pieces = summed_pieces(layout, tables)
     if summed.version != due.version or len(summed.segments) != len(pieces):

@@ -201,7 +201,7 @@ def _attribute(plain: object, name: str) -> object:
 
 
 def _narrow(executors: list[Any], tasks: list[str]) -> None:
-    """Restrict an executor of every task to ours: results of other tasks would not be masked."""
+    """Restrict wildcard executors to our tasks: the results of other tasks would not be masked."""
     for defined in executors:
         defined.tasks = [one for name in defined.tasks for one in (tasks if name == _ANY else [name])]
         if others := {*defined.tasks} - {*tasks}:

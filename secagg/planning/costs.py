@@ -205,7 +205,7 @@ class PlanRequest:
                 return f"{scheme}, {self.kept:,} signs"
 
     def setting(self, scheme: Scheme) -> str:
-        """Return the settings with which clients of a platform use a scheme; empty if platforms do not support it."""
+        """Return the platform settings that select a scheme; empty if platforms do not support it."""
         match scheme:
             case Scheme.FIXED_POINT:
                 return 'secagg-compression = "fixed-point"'

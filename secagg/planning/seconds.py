@@ -1,7 +1,7 @@
-"""Estimates the time of a session on this machine: measures small sessions and scales their seconds by counted work.
+"""Estimates how long a session takes on this machine, by measuring small sessions and scaling them by counted work.
 
-For each protocol and kind of layout, a short and a longer session are run. Their difference gives the seconds per word,
-and the remaining time of the short session the seconds per step.
+For each protocol and kind of layout, a short and a longer session are run. Their difference gives the seconds per word;
+what remains of the short session's time gives the seconds per step.
 
 Four small sessions also give the server's fixed time, to extrapolate to thousands or millions of clients. All times are
 processor time, so a busy machine gives the same result.

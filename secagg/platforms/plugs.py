@@ -44,7 +44,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSide:
-    """A server's parts of one session."""
+    """What a server needs for one session."""
 
     settings: SecAggSettings
     subject: Subject

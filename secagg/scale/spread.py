@@ -3,7 +3,7 @@
 If a piece is lost or changed after its check, the storage failed, and no party is blamed. The tasks' results are read
 and added up once, before the list is fixed; exactly this sum is opened later.
 
-A coordinator restarts from its state in a separate folder. Each file is written once, with a tag, and atomically: under
+A coordinator restarts from its state in a separate folder. Each file is written once, atomically and with a tag: under
 another name, flushed, then linked. So a file that does not verify was damaged or planted, and a coordinator does not
 resume from it.
 """

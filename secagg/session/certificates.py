@@ -131,7 +131,7 @@ class Certificate:
 
     @property
     def expiry(self) -> int:
-        """Its expiry, in seconds since 1970."""
+        """When it expires, in seconds since 1970."""
         return int.from_bytes(self.grant[4:8], "big") * HOUR
 
 

@@ -1,8 +1,8 @@
-"""Addresses of helpers, authentication of both ends of a connection, and its two ends: a client and a service.
+"""Helper addresses, mutual authentication, and both ends of a connection: the client and the service.
 
-Between machines a connection is TLS 1.3 between two parties that know each other's public key: no names, no issuers and
-no certificate files. For each connection an end draws a key, which its identity key certifies for a day, with its role.
-The other end trusts only the one key and role that it expects.
+Machines connect over TLS 1.3 using public keys that they already know, without names, issuers or certificate files.
+Each end generates a key for the connection, and its identity key certifies that key and its role for a day. The other
+end accepts only the key and role that it expects.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Store(Confined):
         require_newer(seen, standing)
 
     def rotate(self, old: bytes, new: bytes) -> None:
-        """Apply what is remembered of an authority to its next key as well."""
+        """Carry an authority's records over to its next key."""
         with self.transaction() as rows:
             rows.execute(
                 "INSERT INTO newest SELECT ?2, client, number FROM newest WHERE authority = ?1 "
