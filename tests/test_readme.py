@@ -76,7 +76,7 @@ def test_statements_on_accuracy_and_size_match_committed_results(readme: str, re
     plain, coded = json.loads((results / "demo.json").read_text(encoding="utf-8"))["runs"]
     times = round(plain["payload bytes"] / coded["payload bytes"], -2)
     sent = round(plain["bytes"] / coded["bytes"], -1)
-    assert f"an update {times:.0f} times smaller, all that a client sends {sent:.0f} times" in text
+    assert f"updates are {times:.0f} times smaller, and a client's whole upload {sent:.0f} times" in text
     cells = json.loads((results / "iso_accuracy.json").read_text(encoding="utf-8"))["cells"]
     cell = next(cell for cell in cells if cell["name"] == "peak 128")
     low, high = cell["loss, interval"]
