@@ -118,7 +118,7 @@ def test_two_stories_give_no_wrong_sum_in_semi_honest_mode(outcomes: dict[str, A
         ("other_field", 0, "the secagg record lacks 'terms'", "left"),
         ("other_task", 0, " again', but this run is ", "terms"),
         ("other_round", 0, "round_number differs from this client", "terms"),
-        ("other_layout", 0, "a different layout from this client", "terms"),
+        ("other_layout", 0, "layout differs from this client", "terms"),
         ("two_models", 2, "the message has 2 array records", "terms"),
         ("unreadable_model", 2, "a message could not be read", "left"),
     ],
@@ -135,7 +135,7 @@ def test_whoever_is_told_something_else_than_the_offer_says_leaves_the_round(
 def test_a_roster_of_the_servers_own_authority_is_refused(outcomes: dict[str, Any]) -> None:
     assert outcomes["other_authority"]["error"].startswith("ThresholdNotMet")
     assert counts(outcomes["other_authority"]) == [(8, 0)]
-    assert "another authority than this client trusts" in outcomes["other_authority"]["log"]
+    assert "another authority than the one this client trusts" in outcomes["other_authority"]["log"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_roster_of_the_servers_own_authority_is_refused(outcomes: dict[str, An
         ("pushed_otherwise", "Misuse: push summed values with send_and_receive"),
         ("mixed", "Misuse: messages of several types at once"),
         ("different_models", "InvalidParameters: the strategy sends different models"),
-        ("two_records", "InvalidParameters: a training message must hold one array record"),
+        ("two_records", "InvalidParameters: a training message must have one array record"),
     ],
 )
 def test_a_grid_is_not_used_so_that_single_updates_would_show(outcomes: dict[str, Any], name: str, said: str) -> None:

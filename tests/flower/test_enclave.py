@@ -45,7 +45,7 @@ def test_an_enclave_in_a_process_of_its_own_gives_the_same(outcomes: dict[str, A
 
 
 def test_an_enclave_that_is_not_there_is_named(outcomes: dict[str, Any]) -> None:
-    assert "secagg-enclave-socket is /absent/socket" in outcomes["enclave_absent"]["error"]
+    assert "nothing answers at secagg-enclave-socket = /absent/socket" in outcomes["enclave_absent"]["error"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

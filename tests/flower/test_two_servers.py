@@ -77,7 +77,7 @@ def test_a_second_server_that_was_killed_knows_which_rounds_it_began(outcomes: d
 
 @pytest.mark.parametrize("name", ["two_lost", "two_absent"])
 def test_a_second_server_that_is_gone_is_named(outcomes: dict[str, Any], name: str) -> None:
-    assert outcomes[name]["error"].startswith("HelperLost: secagg-second-server is ")
+    assert outcomes[name]["error"].startswith("HelperLost: no server 1 answers at secagg-second-server = ")
     assert "the server learned nothing" in outcomes[name]["log"]
 
 
@@ -97,7 +97,7 @@ def test_what_is_refused_is_neither_trained_for_nor_spent(outcomes: dict[str, An
 
 @pytest.mark.parametrize("name", TO_SERVER_ONE)
 def test_server_1_takes_no_part_in_what_its_operator_would_not_configure(outcomes: dict[str, Any], name: str) -> None:
-    assert outcomes[name]["error"].startswith("InvalidParameters: server 1 refuses this round")
+    assert outcomes[name]["error"].startswith("InvalidParameters: the round offered to server 1 is refused")
     assert TO_SERVER_ONE[name] in outcomes[name]["log"]
     assert counts(outcomes[name]) == []
 
