@@ -4,7 +4,7 @@ An NVFlare site has a certificate in its startup kit; a Flower SuperNode has a k
 key of such a kit signs the client's request. The authority lists its sites, one ``NUMBER NAME`` per line. A name is the
 common name of an NVFlare kit, or a SuperNode's public key in OpenSSH format. A kit vouches only for its number.
 
-Security: whoever controls the platform's root, or the list, can enrol clients of its own. This protects clients from a
+Security: anyone who controls the platform's root or the list can enrol clients. This protects clients from a
 malicious server only if a different party controls them.
 """
 
