@@ -22,7 +22,7 @@ from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import noise_in
-from secagg.privacy.kinds import NoiseKind
+from secagg.privacy.kinds import GREATEST_VARIANCE, NoiseKind
 from secagg.privacy.rounding import summed_deviation, unrounded_norm
 from secagg.protocols.two_servers.configuration import IndexingConfiguration, ServerNoise, clipped
 from secagg.protocols.two_servers.release import (
@@ -306,6 +306,17 @@ def test_noise_that_is_not_held_names_the_multiplier_that_is(
     configured(layout=layout, noise=replace(noise, variances=tuple(noise.most(layout, 5))))
     with pytest.raises(CapacityExceeded, match="Use less noise or a wider ring"):
         configured(layout=layout, noise=server_noise(replace(settings, noise_multiplier=2 * named), layout))
+
+
+def test_noise_of_exactly_what_is_held_is_added_and_no_more() -> None:
+    layout = Layout((RingSegment(32, 1),))
+    settings = replace(SETTINGS, noise_kind=NoiseKind.SKELLAM, l2_bounds=(1,), noise_multiplier=Fraction(1 << 15))
+    noise = require_held(settings, layout, 5)
+    assert noise is not None
+    assert noise.variances == (GREATEST_VARIANCE[NoiseKind.SKELLAM],)
+    configured(layout=layout, noise=noise)
+    with pytest.raises(CapacityExceeded, match="use noise_multiplier = 32760 at most"):
+        require_held(replace(settings, noise_multiplier=Fraction(32769)), layout, 5)
 
 
 def test_a_ring_that_no_noise_fits_says_so() -> None:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from secagg.errors import Misuse, PeerMisbehaved, SecAggError, ThresholdNotMet
+from secagg.errors import Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.offers import Entry, RoundRules, RoundState, Standing
 
@@ -40,13 +40,17 @@ def take(kept: RoundRules, *entries: Entry) -> None:
         kept.take(one.upload_id)
 
 
-def is_refused(kept: RoundRules, call: Callable[[], object], kind: type[SecAggError]) -> None:
+def is_refused(
+    kept: RoundRules, call: Callable[[], object], kind: type[SecAggError], reason: Reason | None = None
+) -> SecAggError:
     """Check that a call is refused in this way, and that the rules remember exactly what they did before."""
     before = copy.deepcopy(vars(kept))
     with pytest.raises(SecAggError) as caught:
         call()
     assert type(caught.value) is kind
+    assert reason in (None, caught.value.reason)
     assert vars(kept) == before
+    return caught.value
 
 
 def at(state: RoundState) -> RoundRules:
@@ -109,6 +113,35 @@ def test_who_waits_is_told_in_the_order_of_arrival() -> None:
     assert kept.waiting() == tuple(entry(number).upload_id for number in (3, 1, 2))
     kept.reject(entry(1).upload_id)
     assert kept.waiting() == tuple(entry(number).upload_id for number in (3, 2))
+
+
+def test_a_round_takes_its_maximum_of_uploads_and_not_one_more() -> None:
+    """A rejected upload gives its place to another; one that waits keeps it."""
+    kept = rules(maximum_cohort=3)
+    take(kept, entry(1), entry(2))
+    kept.receive(entry(3))
+    error = is_refused(kept, lambda: kept.receive(entry(4)), PeerMisbehaved, Reason.BUFFER_FULL)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == frozenset()
+    kept.receive(entry(3))
+    kept.reject(entry(3).upload_id)
+    take(kept, entry(4))
+    is_refused(kept, lambda: kept.require_new(entry(5)), PeerMisbehaved, Reason.BUFFER_FULL)
+    assert kept.sign() == (entry(1), entry(2), entry(4))
+
+
+def test_a_round_signs_with_its_maximum_of_rejections_and_not_with_one_more() -> None:
+    rejected = [entry(3), entry(4), entry(5)]
+    kept = rules(maximum_rejections=2)
+    take(kept, entry(1), entry(2))
+    for one in rejected:
+        assert kept.list_to_sign() == (entry(1), entry(2))
+        kept.receive(one)
+        kept.reject(one.upload_id)
+    for call in (kept.list_to_sign, kept.sign):
+        error = is_refused(kept, call, PeerMisbehaved, Reason.ONE_HOT_REFUTED)
+        assert isinstance(error, PeerMisbehaved)
+        assert error.culprits == {*(one.client for one in rejected), ServerId(0), ServerId(1)}
 
 
 class RoundModel(RuleBasedStateMachine):
