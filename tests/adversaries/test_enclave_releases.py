@@ -83,6 +83,23 @@ def test_a_host_that_asks_after_every_upload_gets_one_sum_and_none_before(form: 
         session.enclave.receive(session.seal(5).sealed.encode())
 
 
+# --- Too many ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [RING_LAYOUT, Layout((IndexSegment(8, 5),))], ids=["masks", "indices"])
+def test_a_host_adds_no_upload_to_a_full_buffer(layout: Layout) -> None:
+    """One more could wrap the sum, or, where the counters refuse it, cost the others their buffer."""
+    session = opened(replace(HISTOGRAMS, layout=layout, minimum_cohort=2, maximum_cohort=3))
+    session.upload(1, 2, 3)
+    with pytest.raises(PeerMisbehaved, match="full with 3 uploads; release it") as caught:
+        session.enclave.receive(session.seal(4).sealed.encode())
+    assert caught.value.reason is Reason.BUFFER_FULL
+    assert caught.value.culprits == {HOST}
+    aggregate, _ = session.host.release()
+    assert aggregate.contributors == 3
+    assert same_values(aggregate, session.ideal(range(1, 4)))
+
+
 # --- Models -----------------------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,26 @@ def test_an_update_of_a_model_that_was_given_up_and_summed_later_keeps_its_numbe
     is_refused(kept, lambda: kept.open(7, model_digest(5)), PeerMisbehaved, Reason.MODEL_MISMATCH)
 
 
+def test_a_model_that_was_given_up_gets_another_number() -> None:
+    kept = rules()
+    kept.give_up()
+    kept.open(6, model_digest(5))
+    take(kept, entry(1, version=6, digest=model_digest(5)))
+
+
+def test_a_buffer_takes_its_maximum_of_uploads_and_not_one_more() -> None:
+    kept = rules()
+    for client in range(1, 5):
+        take(kept, entry(client))
+    error = is_refused(kept, lambda: kept.admit(entry(5)), PeerMisbehaved, Reason.BUFFER_FULL)
+    assert isinstance(error, PeerMisbehaved)
+    assert error.culprits == {HOST}
+    kept.require_releasable()
+    kept.close()
+    kept.open(6, model_digest(6))
+    take(kept, entry(5))
+
+
 def test_one_late_upload_does_not_keep_a_full_buffer_from_release() -> None:
     """Thirty-nine clients and one whose model is a version older: it counts like the others, or is refused on entry."""
     kept = rules(made=configuration(minimum_cohort=20, maximum_cohort=40))

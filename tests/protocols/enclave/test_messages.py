@@ -18,6 +18,9 @@ from secagg.identifiers import AttemptContext, ClientId
 from secagg.parameters import Suite
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import (
+    MOST_SEALED_INDICES,
+    PROOF_BYTES,
+    SEED_BYTES,
     BufferRelease,
     EnclaveOffer,
     ModelStamp,
@@ -26,6 +29,7 @@ from secagg.protocols.enclave.trusted.messages import (
     UploadHeader,
     proof_of,
     sealed_indices_bytes,
+    secret_bytes,
     uploads_digest,
 )
 from secagg.session.certificates import Certificate, SigningKey
@@ -95,6 +99,13 @@ def test_lengths_follow_from_the_configuration(suite: Suite, has_indices: bool) 
     indices = 2 + 3 + TAG_BYTES if has_indices else 0
     assert sealed_indices_bytes(made) == indices
     assert len(upload(made).encode()) == 7 + 32 + 8 + 32 + 72 + 8 + 32 + 32 + 48 + overhead + indices
+
+
+def test_one_seal_holds_its_maximum_of_indices_and_not_one_more() -> None:
+    most = MOST_SEALED_INDICES
+    for blocks, sealed, beside in ((most, most, 0), (most + 1, SEED_BYTES, most + 1 + TAG_BYTES)):
+        made = replace(CONFIGURATION, layout=Layout((IndexSegment(256, blocks),)))
+        assert (secret_bytes(made), sealed_indices_bytes(made)) == (PROOF_BYTES + sealed, beside)
 
 
 def test_an_upload_of_one_suite_is_none_of_the_other() -> None:
