@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
+from weakref import WeakSet
 
 import pytest
 
@@ -14,6 +16,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.hpke import CLASSIC_OVERHEAD_BYTES
 from secagg.crypto.secret import Secret
 from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason
+from secagg.protocols.one_message import holder as holder_module
 from secagg.protocols.one_message.configuration import HolderKeys, Offer
 from secagg.protocols.one_message.holder import MOST_SESSIONS, MOST_TASKS, HeldShare, Holder, open_share
 from secagg.protocols.one_message.masks import EpochRing
@@ -45,6 +48,23 @@ def test_a_closed_holder_has_overwritten_its_shares_and_given_up_its_key() -> No
     server.fix_list()
     with pytest.raises(InvalidParameters, match="epoch is over"):
         holder.respond(server.requests()[0])
+
+
+@pytest.mark.parametrize("leave", [Holder.end, Holder.leave_fork])
+def test_a_holder_whose_keys_cannot_be_wiped_is_over_all_the_same(
+    leave: Callable[[Holder], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = InsecureSum()
+    holder: Any = world.holders[0]
+
+    def fail() -> None:
+        raise Misuse("planted")
+
+    monkeypatch.setattr(holder._pair, "wipe", fail)  # noqa: SLF001
+    with pytest.raises(Misuse, match="planted"):
+        leave(holder)
+    with pytest.raises(InvalidParameters, match="epoch is over"):
+        holder.respond(world.offer().encode())
 
 
 def test_a_holder_whose_epoch_is_over_answers_no_list() -> None:
@@ -227,13 +247,17 @@ def test_keys_end_at_their_time_and_nothing_sealed_to_them_is_opened_again() -> 
     server.fix_list()
     words, keys, pair = accepted_words(holder), holder.keys, holder._pair  # noqa: SLF001
     assert HolderKeys.decode(keys).until == NOW + 12 * HOUR
+    request = server.requests()[0]
+    holder.respond(request)
+    assert holder._list_of  # noqa: SLF001
     world.now += 12 * HOUR
     assert not holder.end_if_expired(), "the epoch goes on"
     assert not any(word.any() for word in words)
+    assert not holder._list_of, "nor does it keep which uploads were on its lists"  # noqa: SLF001
     with pytest.raises(Misuse, match="wiped"):
         pair.open("share", bytes(32 + CLASSIC_OVERHEAD_BYTES), 32, b"")
     with pytest.raises(PeerMisbehaved, match="has not received the offer"):
-        holder.respond(server.requests()[0])
+        holder.respond(request)
     assert holder.respond(world.record.encode()) == holder.keys != keys
 
 
@@ -253,11 +277,28 @@ def test_clients_follow_no_keys_that_have_ended_or_last_for_more_than_a_day() ->
 def test_keys_are_replaced_at_half_their_time_but_not_under_a_sum() -> None:
     world = InsecureSum()
     holder = holder_for_hours(world)
-    server, keys = world.collected(), holder.keys
+    server, keys, pair = world.collected(), holder.keys, holder._pair  # noqa: SLF001
     world.now += 7 * HOUR
     assert holder.respond(world.record.encode()) == keys, "a sum waits for its list"
     assert world.answered(server).open().counted
     assert holder.respond(world.record.encode()) != keys
+    with pytest.raises(Misuse, match="wiped"):
+        pair.open("share", bytes(32 + CLASSIC_OVERHEAD_BYTES), 32, b"")
+    assert not holder._work, "offers with the old keys"  # noqa: SLF001
+    # The new keys open shares.
+    later = replace(world.setup, round_number=1)
+    world.setup = later
+    assert world.answered(world.collected(setup=later)).open().counted == frozenset(later.clients)
+
+
+def test_keys_with_half_of_their_time_left_are_kept() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    keys = holder.keys
+    world.now += 6 * HOUR
+    assert holder.respond(world.record.encode()) == keys
+    world.now += 1
+    assert holder.respond(world.record.encode()) == holder.keys != keys
 
 
 def test_a_machine_that_stood_still_has_other_keys() -> None:
@@ -266,9 +307,9 @@ def test_a_machine_that_stood_still_has_other_keys() -> None:
     holder = holder_for_hours(world)
     server = world.collected()
     words, keys = accepted_words(holder), holder.keys
-    world.now, world.stood_still = world.now + 50, 50
+    world.now, world.stood_still = world.now + 60, 60
     assert holder.respond(world.record.encode()) == keys
-    world.now, world.stood_still = world.now + 20, 70
+    world.now, world.stood_still = world.now + 1, 61
     server.fix_list()
     with pytest.raises(PeerMisbehaved, match="has not received the offer"):
         holder.respond(server.requests()[0])
@@ -296,6 +337,28 @@ def test_a_fork_has_neither_keys_nor_shares() -> None:
     with os.fdopen(reading, "rb") as file:
         assert file.read() == b"wiped"
     assert all(word.any() for word in words), "its parent goes on"
+
+
+class NoCoins:
+    """Coins that cannot be drawn."""
+
+    def draw(self, count: int) -> bytearray:
+        del count
+        raise Misuse("planted")
+
+
+def test_a_fork_wipes_every_holder_also_after_one_that_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in a fork, run here: an error in it would be printed and leave the other holders their keys."""
+    monkeypatch.setattr(holder_module, "_LIVE", WeakSet[Holder]())
+    world = InsecureSum()
+    world.collected()
+    words = [word for holder in world.holders.values() for word in accepted_words(holder)]
+    with pytest.raises(Misuse, match="planted") as kept:
+        world.holder_with(world.record, 0, key=world.holder_keys[0], coins=NoCoins())
+    vars(holder_module)["_leave_fork"]()
+    assert kept.traceback, "it keeps the holder that did not start"
+    assert not any(word.any() for word in words)
+    assert all(holder.end_if_expired() for holder in world.holders.values())
 
 
 # --- Receipts for offers ----------------------------------------------------------------------------------------------
@@ -416,3 +479,87 @@ def test_shares_beyond_the_memory_of_a_holder_are_refused_and_wiped(monkeypatch:
     assert refused.value.reason is Reason.BUFFER_FULL
     assert len(held) == len(world.setup.clients)
     assert not any(words.any() for words in held)
+
+
+def test_offers_beyond_the_memory_of_a_holder_are_refused_and_not_kept() -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    offers = offers_of(world, 2)
+    holder._memory = 2 * len(offers[0]) - 1  # noqa: SLF001
+    holder.respond(offers[0])
+    for _ in range(2):
+        with pytest.raises(PeerMisbehaved, match="bytes are in use; run sums one after another") as refused:
+            holder.respond(offers[1])
+        assert refused.value.reason is Reason.BUFFER_FULL
+    assert len(holder._work) == 1  # noqa: SLF001
+    holder._memory += 1  # noqa: SLF001
+    holder.respond(offers[1])
+
+
+def test_a_new_offer_takes_the_memory_of_the_oldest_that_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder_module, "MOST_SESSIONS", 2)
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    offers = offers_of(world, 3)
+    holder._memory = 2 * len(offers[0])  # noqa: SLF001
+    for offer in offers:
+        holder.respond(offer)
+    assert list(holder._work) == [Offer.decode(offer).agree().t0 for offer in offers[1:]]  # noqa: SLF001
+
+
+def offers_of(world: InsecureSum, count: int) -> list[bytes]:
+    """Return offers of one task and one length, that differ in the layout's digest."""
+    offer, made = world.offer(), list[bytes]()
+    for number in range(count):
+        layout = Layout(offer.configuration.layout.segments, (1 + number).to_bytes(32, "big"))
+        made.append(replace(offer, configuration=replace(offer.configuration, layout=layout)).encode())
+    assert len({len(one) for one in made}) == 1
+    return made
+
+
+def test_shares_of_the_same_round_are_not_discarded_for_others() -> None:
+    """A sum whose uploads are delivered in two parts keeps the first when there is no memory for the second."""
+    world = InsecureSum()
+    holder, offer = holder_for_hours(world), world.offer()
+    first, second = (
+        world.server(offer, clients).deliver()[0] for clients in (world.setup.clients[:3], world.setup.clients[3:])
+    )
+    holder.respond(first)
+    words, holder._memory = accepted_words(holder), holder._held  # noqa: SLF001
+    with pytest.raises(PeerMisbehaved, match="bytes are in use"):
+        holder.respond(second)
+    assert len(accepted_words(holder)) == len(words) == 3
+    assert all(word.any() for word in words)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_shares_of_an_earlier_round_are_discarded_only_where_memory_is_short(missing: int) -> None:
+    world = InsecureSum()
+    holder = holder_for_hours(world)
+    world.collected()
+    words, shares = accepted_words(holder), next(iter(holder._work.values())).waiting  # noqa: SLF001
+    later = replace(world.setup, round_number=1)
+    server = world.server(setup=later)
+    holder._memory = holder._held + shares - missing  # noqa: SLF001
+    holder.respond(server.deliver()[0])
+    assert [bool(word.any()) for word in words] == [not missing] * len(world.setup.clients)
+    assert len(accepted_words(holder)) == len(words) * (2 - missing)
+
+
+# --- Deliveries that repeat -------------------------------------------------------------------------------------------
+
+
+def test_an_upload_that_is_delivered_again_brings_back_no_share() -> None:
+    """It is accepted as before and not opened: after its answer a holder has nothing to tell about it."""
+    world = InsecureSum()
+    holder: Any = world.holders[0]
+    server = world.server()
+    deliveries = server.deliver()
+    world.ask(server, deliveries)
+    server.settle()
+    receipt, words = holder.respond(deliveries[0]), accepted_words(holder)
+    assert holder.respond(deliveries[0]) == receipt
+    assert all(one is other for one, other in zip(words, accepted_words(holder), strict=True))
+    world.answered(server)
+    assert holder.respond(deliveries[0]) == receipt
+    assert [word.size for word in accepted_words(holder)] == [0] * len(words)
