@@ -142,6 +142,38 @@ def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list
     assert made.with_witnesses() == made
 
 
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [
+        ("modulus_bits", (1, 109, True)),
+        ("dropped_bits", (-1, 5)),
+        ("guard_bits", (0, 55)),
+        ("capacity", (0, greatest_capacity() + 1, 100.0)),
+        ("holders", (0, 257)),
+        ("corrupted", (-1, 5)),
+        ("packing", (0, 5)),
+    ],
+)
+def test_each_number_has_a_range(name: str, outside: tuple[Any, ...]) -> None:
+    for value in outside:
+        with pytest.raises(InvalidParameters, match=rf"^{name} must be .*{value}"):
+            small(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"threshold": 1}, "need a threshold of 2 to 5; got 1"),
+        ({"threshold": 6}, "need a threshold of 2 to 5; got 6"),
+        ({"quorum": 3}, "a list needs a quorum of 4 to 5; got 3"),
+        ({"quorum": 6}, "a list needs a quorum of 4 to 5; got 6"),
+    ],
+)
+def test_thresholds_that_would_let_a_server_combine_answers_are_refused(changes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(InvalidParameters, match=sentence):
+        small(**changes)
+
+
 def test_packing_divides_the_degree() -> None:
     assert small(threshold=5, packing=2).secret_columns == 1024
     with pytest.raises(InvalidParameters, match="3 does not divide 2048"):
@@ -288,12 +320,15 @@ def test_bounds_of_a_segment_read_back_as_they_were_written(bounds: tuple[int, i
         field.read(Reader(Writer(kind).integer(2, 1).finish(), kind), At(None, {}))
 
 
-def test_a_segment_has_the_widest_ring_the_widest_bounds_and_almost_as_many_fine_bits() -> None:
+def test_a_segment_has_the_most_values_the_widest_ring_and_bounds_and_almost_as_many_fine_bits() -> None:
     for bits in (1, 64):
         assert Values(1, bits).ring_bits == bits
     for bits in (0, 65):
         with pytest.raises(InvalidParameters, match="1 to 64 bits"):
             Values(1, bits)
+    assert Values(MAXIMUM_COEFFICIENTS, 1).length == MAXIMUM_COEFFICIENTS
+    with pytest.raises(InvalidParameters, match=r"1 to 2\^31 values"):
+        Values(MAXIMUM_COEFFICIENTS + 1, 1)
     assert (Values(1, 8, (-128, 127)).field_bits(10), Values(1, 8).field_bits(10)) == ((10 * 255).bit_length(), 8)
     for bounds in ((-129, 127), (-128, 128), (5, 5), (5, 4)):
         with pytest.raises(InvalidParameters, match="must be two increasing integers of 8 bits"):
