@@ -108,7 +108,7 @@ def made(name: str, workspace: Path) -> FedAvgRecipe:
         metrics="loss",
         weighting="uniform",
         on_failure=job.get("on_failure", "skip"),
-        stage_patience=60.0,
+        stage_patience=1000.0,
         poll=0.1,
     )
     return recipe
