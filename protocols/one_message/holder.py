@@ -184,7 +184,7 @@ class Holder(Confined):
         """Return the answer to a request of the server; a repeated request gets the same bytes.
 
         Raises:
-            SecAggError: the request is refused; no state has changed.
+            SecAggError: the request is refused and nothing of it kept; earlier shares may have made room for it.
         """
         # One request at a time: otherwise two concurrent lists could both pass the check.
         with self._lock, blaming(*from_server()):
