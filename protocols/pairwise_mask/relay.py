@@ -252,7 +252,7 @@ class RelayedShares:
 
     def bytes_to(self, receiver: int) -> bytes:
         place = bisect_left(self._neighbours, receiver)
-        return self.message.entries[self._starts[place] : self._starts[place + 1]]
+        return bytes(self.message.entries[self._starts[place] : self._starts[place + 1]])
 
     def _make_tree(self) -> MerkleTree:
         if self._tree is None:

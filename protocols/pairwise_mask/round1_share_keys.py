@@ -21,7 +21,7 @@ from secagg.crypto.merkle import NODE_BYTES, MerkleTree, recover_root
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Confined, Secret
 from secagg.crypto.shamir import split_many
-from secagg.declared import At, MessageIn, fixed, listed, nested, optional, repeated, sized
+from secagg.declared import At, MessageIn, borrowed, fixed, listed, nested, optional, repeated, sized
 from secagg.errors import AuthenticationFailed, MalformedMessage
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId, SessionContext
 from secagg.parameters import SecurityMode, Suite
@@ -105,7 +105,7 @@ class EncryptedShares(MessageIn[Seat]):
     context: Annotated[bytes, fixed(CONTEXT_TAG_BYTES)]
     signature: Annotated[bytes, SIGNATURE]
     """Empty in semi-honest mode."""
-    entries: Annotated[bytes, sized(_entries_bytes, "all entries")] = field(repr=False)
+    entries: Annotated[bytes | memoryview, borrowed(_entries_bytes, "all entries")] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
