@@ -45,23 +45,23 @@ class _Connection(H11Protocol):
     """One connection, from before its TLS handshake; speaks HTTP once there is a transport."""
 
     # Outside the instance's dictionary, which then shares its keys with all connections: 1.4 kB less each.
-    __slots__ = ("_application", "_crowd", "_handshake", "_head", "_is_open")
+    __slots__ = ("_application", "_crowd", "_handshake", "_head")
 
     def __init__(self, crowd: _Crowd, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, {})
         self._crowd, self._application, self._head = crowd, self.app, b""
         self.app = self._asked
-        self._handshake, self._is_open = asyncio.current_task(), False
+        self._handshake = asyncio.current_task()
 
     def end(self) -> None:
         """Close the connection at once."""
-        if self._is_open:
+        if self._handshake is None:
             self.transport.abort()
-        elif self._handshake is not None:
+        else:
             self._handshake.cancel()
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 -- as asyncio has it
-        self._is_open = True
+        self._handshake = None
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
