@@ -117,8 +117,6 @@ class StandingRounds(Confined):
     def __init__(self, folder: Path | None = None) -> None:
         """Load the folder's store; start empty without a folder."""
         try:
-            if folder is not None:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._store = Store(folder)
         except OSError as error:
             raise InvalidParameters(f"cannot open the journal in {folder}: {error}") from None
