@@ -15,8 +15,9 @@ from secagg.contract import IndexSegment, Layout, Payload, RingSegment, ideal_ag
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import UNDECIDED, Fault, MalformedMessage, Party, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.two_servers.offers import Invitation, UploadHalves
+from secagg.protocols.two_servers.offers import Invitation, RoundStamp, UploadHalves
 from secagg.protocols.two_servers.server import Server
+from secagg.protocols.two_servers.server_messages import decode_batch, encode_batch
 from secagg.protocols.two_servers.session import TwoServersOptions
 from secagg.protocols.two_servers.simulation import TwoServersSimulation, cheater
 from secagg.session.frames import decode_refusal
@@ -141,6 +142,22 @@ def test_a_client_that_votes_twice_is_named_with_both_servers(world: World) -> N
     error = released.left_out[MALLORY]
     assert error.culprits == BOTH | {MALLORY}
     assert {fault.culprits for fault in world.session.faults} == {BOTH | {MALLORY}}
+
+
+def test_an_upload_that_server_1_never_proposes_is_left_out_in_the_name_of_both(world: World) -> None:
+    """Server 0 cannot decide about it alone, and its operator sees whose upload it was."""
+    stamp = RoundStamp(context=world.session.configuration.context, round_number=1, server=ServerId(1))
+
+    def omitting(request: bytes, answer: bytes) -> bytes:
+        if message_kind(request) is not MessageKind.PROPOSE_UPLOADS:
+            return answer
+        items = decode_batch(answer, MessageKind.INDEXING_PROPOSAL, stamp)
+        return encode_batch(MessageKind.INDEXING_PROPOSAL, stamp, items[1:])
+
+    world.alter = omitting
+    released = world.is_exact(ALICE)
+    assert released.left_out[ALICE].culprits == BOTH | {ALICE}
+    assert [fault.culprits for fault in world.session.faults] == [BOTH | {ALICE}]
 
 
 @pytest.mark.parametrize(("cheats", "limit"), [(1, None), (2, None), (1, 0)])

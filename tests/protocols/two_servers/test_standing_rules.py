@@ -186,6 +186,19 @@ def test_a_fork_begins_no_round(path: Path) -> None:
         rounds.begin(TASK, 3)
 
 
+OPEN_FILES = Path("/dev/fd")
+
+
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="open files cannot be listed")
+def test_a_journal_that_was_closed_keeps_no_file_open(path: Path) -> None:
+    before = len(list(OPEN_FILES.iterdir()))
+    rounds = StandingRounds(path)
+    rounds.begin(TASK, 3)
+    assert len(list(OPEN_FILES.iterdir())) > before
+    rounds.close()
+    assert len(list(OPEN_FILES.iterdir())) == before
+
+
 def test_a_journal_is_a_folder(path: Path) -> None:
     path.write_bytes(b"something else")
     with pytest.raises(InvalidParameters, match="cannot open"):
@@ -198,6 +211,7 @@ def test_a_journal_is_a_folder(path: Path) -> None:
 
 NOBODY: dict[str, Any] = {
     "weakest": replace(POLICY.weakest, authority=None),
+    "task_prefix": "flower run ",
     "maximum_cohort": 4,
     "maximum_lanes": 0,
     "maximum_lifetime": timedelta(0),
@@ -211,6 +225,8 @@ def test_policies_that_protect_nobody_are_refused(name: str) -> None:
 
 
 def test_policies_pin_two_servers() -> None:
+    with pytest.raises(Misuse, match="must be a ClientPolicy"):
+        replace(POLICY, weakest=OFFERED)  # type: ignore[arg-type]
     with pytest.raises(InvalidParameters, match="pins the clients' authority and the keys of both servers"):
         replace(POLICY, weakest=replace(POLICY.weakest, server_keys=None))
 

@@ -156,13 +156,16 @@ def test_an_id_that_server_1_continues_is_refused() -> None:
         pair.receive(1)
 
 
-def test_a_round_that_server_1_does_not_accept_is_not_begun() -> None:
+def test_a_round_that_server_1_does_not_accept_is_not_begun(caplog: pytest.LogCaptureFixture) -> None:
     pair = Pair()
     pair.begin()
     weaker = replace(pair.rig.configuration, maximum_cohort=21)
-    answer = pair.standing.answer(Beginning(weaker, 8).encode())
+    with caplog.at_level(logging.WARNING):
+        answer = pair.standing.answer(Beginning(weaker, 8).encode())
     assert isinstance(refused(answer), InvalidParameters)
     assert "a cohort of 21 is above 20" in str(refused(answer))
+    assert "server 1 refuses: " in caplog.text, "its operator is told"
+    assert "a cohort of 21 is above 20" in caplog.text
     # The round that runs goes on; what was refused ended nothing.
     pair.receive(1)
 
@@ -247,18 +250,20 @@ def test_a_failure_between_the_servers_is_not_blamed_on_whoever_uploaded_last(mo
         pair.finish()
 
 
-@pytest.mark.parametrize("is_released", [False, True])
-def test_a_round_that_ends_is_overwritten(*, is_released: bool) -> None:
+@pytest.mark.parametrize("end", ["released", "given up", "replaced"])
+def test_a_round_that_ends_is_overwritten(end: str) -> None:
     pair = Pair()
     pair.standing.end_round()
     pair.begin()
     server = pair.running()
-    if is_released:
+    if end == "released":
         for number in (1, 2):
             pair.receive(number)
         pair.finish()
-    else:
+    elif end == "given up":
         pair.standing.end_round()
+    else:
+        pair.standing.answer(Beginning(pair.rig.configuration, 8).encode())
     assert "failed" in repr(server)
 
 
