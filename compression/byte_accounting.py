@@ -1,4 +1,4 @@
-"""Upload sizes by two accountings, and the layouts behind the paper's size tables.
+"""Upload sizes under two accountings, and the layouts behind the paper's size tables.
 
 Every method is a ``Layout`` of the tensors that it sends. The accounting "paper" counts only the bits of values; "wire"
 counts the bytes sent: each segment fills whole bytes, and a header with the layout's digest precedes them. Sizes are
@@ -30,7 +30,7 @@ def parameter_count(shapes: Shapes) -> int:
 
 
 def is_bias(name: str) -> bool:
-    """Whether the name denotes a bias, and not the weight of a layer or a norm."""
+    """Whether the name is a bias's, not a weight's of a layer or a norm."""
     return name.rpartition(".")[2].startswith("bias")
 
 
@@ -68,11 +68,11 @@ def codebook_bytes(shapes: Shapes, codewords: int, block: int) -> int:
     return sum(geometry.codewords * geometry.block_size for geometry in geometries) * PLAIN_BITS // 8
 
 
-# --- What each method of the paper sends ------------------------------------------------------------------------------
+# --- Layouts of the paper's methods -----------------------------------------------------------------------------------
 
 
 def scalar_quantization_layout(shapes: Shapes, modulus_bits: int) -> Layout:
-    """Return the layout with tensors of two or more dimensions in a ring of this width, and the others plain."""
+    """Return the layout with tensors of two or more dimensions in a ring of this width; others are plain."""
     widths = (modulus_bits if len(shape) > 1 else PLAIN_BITS for shape in shapes.values())
     return Layout(tuple(RingSegment(bits, prod(shape)) for bits, shape in zip(widths, shapes.values(), strict=True)))
 
@@ -87,7 +87,7 @@ def pruning_layout(shapes: Shapes, sparsity: Fraction) -> Layout:
 
 
 def product_quantization_layout(shapes: Shapes, codewords: int, block: int) -> Layout:
-    """Return the layout with an index for each block of tensors with codebooks, and the others plain."""
+    """Return the layout with one index per block of tensors with codebooks; other tensors are plain."""
     return Layout(tuple(_indexed_or_plain(shape, codewords, block) for shape in shapes.values()))
 
 

@@ -2,7 +2,7 @@
 
 Suppose that a code keeps the share r of a client's update, and the sum is divided by r. Then the mean over N clients
 with nearly orthogonal updates has noise of energy nu = (1 - r) / (r N), in units of one client's energy. The best code
-of R bits per value keeps 1 - 2^(-2R); a peak code keeps as much as the best code of 0.74 R bits.
+of R bits per value keeps 1 - 2^(-2R); a peak code keeps as much as the best code with 0.74 R bits.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .rotation import JoinedRotation, rounding_noise
 COHORT_BITS: Final = 1.6
 """Bits per value that a cohort needs, summed over its clients."""
 MOST_NOISE: Final = 1.0
-"""Above this noise the code costs accuracy even if the server's rate falls."""
+"""Above this noise the code costs accuracy even with a lower server learning rate."""
 CAREFUL_BITS: Final = 6.4
 """Bits per value in the first rounds of a run with ``AutoRate``."""
 CAREFUL_ROUNDS: Final = 20
 FIRST_PROBE: Final = 5
 PROBE_EVERY: Final = 10
 MOST_OF_A_MATRIX: Final = 0.03
-"""Noise of a round over the squared length of a model's matrix; more was seen to cost accuracy."""
+"""Maximum noise of a round, relative to a matrix's squared length; more cost accuracy in tests."""
 _LEAST: Final = 1e-30
 _LEVELS: Final = (4, 8, 16)
 _NEARLY: Final = 1.5
-"""Noise of the next coarser code over the allowed noise, for which it is taken and saves a whole bit per value."""
+"""The next coarser code is used up to this multiple of the allowed noise; it saves a whole bit per value."""
 _EFFICIENCY: Final = 0.74
 """Efficiency of peak codes: the best possible code has the same noise with this share of the bits."""
 
@@ -126,10 +126,10 @@ class AutoRate:
     allowed: float
     """The permitted harm of a round."""
     slope: float | None = None
-    """Moving mean of harm over noise, capped where it requires the finest code; a lie fades. None before any report."""
+    """Moving mean of harm over noise, capped where it needs the finest code; false reports fade. None at first."""
 
     def noise(self, round_number: int) -> float:
-        """Return the permitted noise of a round's code; early harm measures as about zero, but its damage stays."""
+        """Return the permitted noise of a round's code; early harm measures about zero but does lasting damage."""
         bits = COHORT_BITS if round_number >= CAREFUL_ROUNDS else CAREFUL_BITS
         most = peak_noise(places_for(self.cohort, bits), self.cohort)
         return most if self.slope is None or self.slope <= 0 else min(most, self.allowed / self.slope)

@@ -4,8 +4,8 @@ The public stream of a tensor is SHAKE256 [FIPS 202] of
 
     label || attempt || seed || round || name || dimensions,
 
-where ``secagg.crypto.labels.bind`` puts the length of each part, as 4 bytes, before it. The attempt has 4 bytes, the
-seed 32, the round 8, the name is in UTF-8 and each dimension has 8 bytes; all integers are big-endian.
+where ``secagg.crypto.labels.bind`` prefixes each part with its length in 4 bytes. The attempt takes 4 bytes, the seed
+32, the round 8, the name is in UTF-8 and each dimension takes 8 bytes; all integers are big-endian.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def require_shape(shape: tuple[int, ...]) -> None:
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 LARGEST: Final = 2.0**100
-"""Limit of values before rotation: sums of many are still float32."""
+"""Maximum magnitude before rotation; sums of many such values still fit float32."""
 _PIECE: Final = 1 << 15
-"""Number of values encoded at a time, so that intermediate ones stay in the processor's cache."""
+"""Number of values encoded at a time, so that intermediates stay in the processor's cache."""
 LOG: Final = logging.getLogger("secagg.compression")
 
 
@@ -118,7 +118,7 @@ def finite(values: npt.NDArray[Any], limit: float = math.inf) -> npt.NDArray[Any
         return values
     within: npt.NDArray[Any] = np.nan_to_num(np.clip(values, -most, most), copy=False, nan=0.0)
     changed = int(np.count_nonzero(within != values))
-    LOG.warning("%d values are NaN, infinite or too large for their scheme; they count as 0 or as its limit", changed)
+    LOG.warning("%d values are NaN, infinite or too large for their scheme; they are set to 0 or clamped", changed)
     return within
 
 
@@ -136,15 +136,15 @@ def encoded(
 
 
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
-    """Refuse a sum that is not of a scheme's own layout (``Misuse``), or of more contributors than its rings hold."""
+    """Refuse a sum in another layout (``Misuse``) or of more contributors than the scheme's rings hold."""
     if aggregate.layout != layout:
-        raise Misuse("the aggregate has another layout; decode with the object that encoded it")
+        raise Misuse("the aggregate has another layout; decode it with the object that encoded it")
     if capacity is not None:
         require_capacity(aggregate.contributors, capacity)
 
 
 def float32_capacity(largest: float) -> int:
-    """Return the largest number of values of this size whose sum is a float32."""
+    """Return the largest number of values of this size whose sum is exact in float32."""
     return int(Fraction(float(np.finfo(np.float32).max)) / Fraction(largest))
 
 

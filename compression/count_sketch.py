@@ -1,12 +1,12 @@
-"""The count sketch: a table of signed sums, far smaller than the update, which adds up like the update itself.
+"""Count sketch: a table of signed sums, much smaller than the update, that can be summed like the update itself.
 
-Every coordinate is added, with a sign, to one cell of each row of a table; a common inner scheme carries the table.
+Every coordinate is added, with a sign, to one cell in each row of a table, which a common inner scheme encodes.
 The cells and signs come from a public seed of 32 bytes, the same for every client. Let
 
     key = SHA-256(bind(COUNT_SKETCH_HASHES, seed)),
 
 and let W(r, i) be the i-th little-endian word of 32 bits of the stream of that key (``secagg.crypto.mask_expansion``),
-from the segment r * ceil(4 length / 2^20) on. In row r, coordinate i belongs to the cell W(r, i) mod columns and has
+starting at segment r * ceil(4 length / 2^20). In row r, coordinate i belongs to the cell W(r, i) mod columns and has
 the sign (-1)^floor(W(r, i) / columns). The number of columns is a power of two, so cells and signs are uniform.
 """
 
@@ -97,7 +97,7 @@ class CountSketch:
         return Payload(self.layout, payload.values)
 
     def decode(self, aggregate: Aggregate) -> Floats:
-        """Return the linear estimate of the sum: for each coordinate, the mean of its cells under its signs."""
+        """Return the linear estimate of the sum: for each coordinate, the mean of its signed cells."""
         estimate = np.zeros(self.length)
         for block, rows in self._estimates(self.table_of(aggregate)):
             np.mean(rows, axis=0, out=estimate[block])

@@ -1,6 +1,6 @@
-"""Custom schemes from another package: found by name, and constructed again for every round.
+"""Custom schemes from other packages, found by name and constructed anew for every round.
 
-A factory is any class or function that takes ``values`` (their number in an update), ``cohort`` (the most uploads in a
+A factory is any class or function that takes ``values`` (their number in an update), ``cohort`` (maximum uploads in a
 sum), ``seed`` (32 public bytes) and ``epoch`` (the number of the round), and returns a linear decoder. Only the name
 and these four are sent; each side constructs the scheme from a factory that it chose itself.
 """
@@ -31,7 +31,7 @@ MAXIMUM_NAME_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CustomScheme:
-    """A factory's scheme, and the arguments that it was created with."""
+    """A factory's scheme and the arguments used to create it."""
 
     name: str
     """``module:Name`` or ``path/to/file.py:Name``."""
@@ -49,8 +49,8 @@ class CustomScheme:
         made = self.factory(values=self.values, cohort=self.cohort, seed=self.seed, epoch=self.epoch)
         if made.capacity < self.cohort:
             raise InvalidParameters(
-                f"{self.name} has a capacity of {made.capacity}, but a sum of this run may weigh {self.cohort}; widen "
-                "its ring with the cohort that it is given"
+                f"{self.name} has a capacity of {made.capacity}, but a sum of this run may hold {self.cohort} "
+                "uploads; widen its ring to hold ``cohort``"
             )
         object.__setattr__(self, "scheme", made)
 

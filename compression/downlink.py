@@ -1,21 +1,21 @@
 """Compressed downlink: the server sends decoded sums in few bits, and clients apply them to the model they hold.
 
 Integers around zero, such as sums of signs, nearly follow a Skellam distribution. One number describes it: the variance
-V, N / d for a sum of peaks. The sender sends V in two bytes and codes the values by interleaved range coders of
-asymmetric numerals [Dud13]. Both ends compute the table from V in integer arithmetic, so every byte is the same on
-every machine. Values beyond the table follow it in four bytes each. Low bits of widely spread values are not coded, and
-values of one parity are coded as their halves.
+V, which is N / d for a sum of peaks. The sender sends V in two bytes and codes the values with interleaved range coders
+(rANS) [Dud13]. Both ends compute the table from V in integer arithmetic, so every byte is the same on every machine.
+Values outside the table are sent in four bytes each. Low bits of widely spread values are sent uncoded; if all values
+have one parity, their halves are coded.
 
 The encoding of a list of values is unique, and ``decode_sums`` refuses any other. No message makes a decoder reserve
 more memory than its expected number of values needs.
 
 A client needs only the sums that were decoded since it received the model. All values of a held model are whole steps,
 with one step size for each run of 1,024 values: 127 steps to the largest. After every round both sides round to these
-steps with the same public coins, at random and without bias. The error is not carried to the next round: a client that
-joins later could not know it.
+steps with the same public coins, at random and without bias. Rounding errors are not carried over: a client that joins
+later would not know them.
 
 Results are equal on all machines: sums are rotated back as whole numbers, which are exact in any order while no sum of
-a rotation's block is above 2^24, and everything else is one float32 operation a value. A digest of the model is sent
+a rotation's block is above 2^24, and everything else is one float32 operation per value. A digest of the model is sent
 with the sum; a client whose model has another digest asks for the model.
 """
 
@@ -48,11 +48,11 @@ from .rotation import Floats, Gains, JoinedRotation, padded_size
 Sums = npt.NDArray[np.int32]
 MOST_VALUES: Final = 1 << 32
 GREATEST: Final = 1 << 24
-"""Maximum magnitude of a value: up to here sums are float32."""
+"""Maximum magnitude of a value; sums up to here are exact in float32."""
 _LEVEL: Final = struct.Struct(">H")
 LEVELS: Final = 8 * 59 + 1
 _PARITY: Final = 14
-"""Bits of a level; those above them are the parity of all values."""
+"""Number of bits of a level; the bits above are the parity of all values."""
 _FINEST: Final = 14
 """Variances are (8 + k % 8) 2^(k // 8) in units of 2^-14."""
 _WIDEST: Final = 8
@@ -64,7 +64,7 @@ _TOTAL: Final = 1 << _TOTAL_BITS
 _TOP: Final = 512
 """Start of the table's recurrence: 32 standard deviations of the widest."""
 _LEAST: Final = 1 << 16
-"""Between two values a state is from here up to 2^32."""
+"""Between two values, a state is at least this and below 2^32."""
 _VALUES_OF_A_LANE: Final = 2048
 _MOST_LANES: Final = 4096
 _PIECE: Final = 1 << 14
@@ -73,7 +73,7 @@ _PIECE: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Frequencies of 2^16 for the values -greatest..greatest, and for one beyond them."""
+    """Frequencies, 2^16 in total, of the values -greatest..greatest and of an escape for all others."""
 
     low_bits: int
     greatest: int
@@ -188,7 +188,7 @@ def table_of(level: int) -> Table:
     low_bits = max(0, (power + 4 - _WIDEST) // 2)
     power -= 2 * low_bits
     above, below = mantissa << max(0, power), 1 << max(0, -power)
-    # I(v - 1) = I(v + 1) + 2 v / V I(v), from where it vanishes.
+    # I(v - 1) = I(v + 1) + 2 v / V I(v), starting where I vanishes.
     weights = [0, 1 << 64]
     for place in range(_TOP, 0, -1):
         weights.append(weights[-2] + 2 * place * weights[-1] * below // above)
@@ -291,7 +291,7 @@ def _read_scales(reader: Reader, _: object) -> tuple[float, ...]:
 def _read_gains(reader: Reader, at: At) -> Gains:
     gain, last_gain = _floats(reader.fixed(8)).tolist()
     if (last := reader.integer(4)) > at.place:
-        raise MalformedMessage("more values are last than exist", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the last block has more values than exist", reason=Reason.NOT_CANONICAL)
     return Gains(gain, last, last_gain)
 
 
@@ -312,19 +312,19 @@ _SUMS: Final = Field(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DownlinkSum(MessageIn[int]):
-    """The sum of a round: adding its decoding to the held model gives the next one, before rounding."""
+    """Sum of a round; decoded and added to the held model, it gives the next model before rounding."""
 
     kind: ClassVar = MessageKind.DOWNLINK_SUM
     round_number: Annotated[int, unsigned(_ROUND_BYTES)]
-    """The round whose updates were added up."""
+    """Round whose updates were summed."""
     scales: Annotated[tuple[float, ...], _SCALES]
     """Scales of the tensors in the round's rotation."""
     gains: Annotated[Gains, _GAINS]
-    """Factors of the sums; they include the server's rate, the length of updates and the number of uploads."""
+    """Factors of the sums; they include the server's rate, the updates' length and the number of uploads."""
     digest: Annotated[bytes, fixed(DIGEST_BYTES)]
     """Digest of the resulting model."""
     sums: Annotated[Sums, _SUMS] = field(repr=False)
-    """The place gives their number."""
+    """Their number follows from the message's place."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -339,7 +339,7 @@ class HeldModel:
     """Number of values of each tensor, in their order."""
     round_number: int
     steps: Floats
-    """Length of a step of each run."""
+    """Step size of each run."""
     codes: npt.NDArray[np.int8]
 
     @classmethod
@@ -381,7 +381,7 @@ class HeldModel:
         """Decode a message for a model of these sizes.
 
         Raises:
-            MalformedMessage, UnexpectedMessage: the message is not one of these.
+            MalformedMessage, UnexpectedMessage: the message is not a valid model.
         """
         read = _Values.decode(message, sum(sizes))
         steps, codes = _floats(read.steps), read.codes

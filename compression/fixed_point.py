@@ -24,12 +24,12 @@ Floats = npt.NDArray[np.float64]
 MAXIMUM_FRACTION_BITS: Final = 52
 MAXIMUM_STEPS: Final = (1 << 52) - 1
 EXACT_FLOAT: Final = 1 << 53
-"""Every integer up to here is a float64, so rounding and decoding are exact."""
+"""Every integer up to here is exact in float64, so rounding and decoding are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPoint:
-    """A vector of floats as integers of step 2^-fraction_bits, clipped to [-clip, clip].
+    """Encodes a vector of floats as integer multiples of 2^-fraction_bits, clipped to [-clip, clip].
 
     The error of a decoded sum is at most half a step for each contributor, plus the clipped excess.
     """
@@ -67,7 +67,7 @@ class FixedPoint:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sum fits the ring and a float64, with every contributor at the clip."""
+        """Maximum number of uploads whose sum fits the ring and a float64, with every contributor at the clip."""
         return min(capacity_between(-self.bound, self.bound, self.modulus_bits), EXACT_FLOAT // self.bound)
 
     def encode(self, update: npt.NDArray[np.floating[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's
@@ -115,7 +115,7 @@ class Identity:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sum fits the ring, with every contributor at the bound."""
+        """Maximum number of uploads whose sum fits the ring, with every contributor at the bound."""
         return capacity_between(-self.bound, self.bound, self.modulus_bits)
 
     def encode(self, update: npt.NDArray[np.integer[Any]], coins: Coins) -> Payload:  # noqa: ARG002 -- the contract's

@@ -36,9 +36,9 @@ from .rotation import BLOCK_SIZE, Floats, Gains, JoinedRotation, Update, square_
 
 MAXIMUM_PLACES: Final = MAXIMUM_CODEWORDS // 2
 MOST_SUMMED_PLACES: Final = 2048
-"""Limit of places for a table of codewords: here it takes 64 MB, and four times that for twice the places."""
+"""Maximum places for a table of codewords: it takes 64 MB here, and four times that for twice the places."""
 EXACT_WEIGHT: Final = 1 << 24
-"""Up to this many uploads, a sum of signs is a float32."""
+"""Up to this many uploads, a sum of signs is exact in float32."""
 NORM_LEVELS: Final = 256
 MOST_LEVELS: Final = 256
 _GREATEST: Final = 2.0**126
@@ -61,13 +61,13 @@ class PeakCode:
     """Encodes a vector of all values of a model as positions and signs of the peaks of its rotation.
 
     Security: as with every codebook, a histogram reveals more than the sum; release it only when it holds enough
-    clients. Every decodable update has the same length, at most ``largest_norm``, whatever its client chose: with
-    checked blocks the bound on a client's influence is free.
+    clients. Every decodable update has the same length, at most ``largest_norm``, whatever its client chose: if
+    blocks are checked, one client's influence is bounded.
     """
 
     rotation: JoinedRotation
     places: int
-    """The values of a block, d."""
+    """Number of values in a block, d."""
     unit: float = 1.0
     """Length with which each client's scaled update is decoded, such as the previous round's mean."""
     layout: Layout = field(init=False, repr=False)
@@ -92,7 +92,7 @@ class PeakCode:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sums of signs are exact in float32, in which decoding computes."""
+        """Maximum number of uploads whose sums of signs are exact in float32, which decoding uses."""
         return min(EXACT_WEIGHT, float32_capacity(self.largest_norm))
 
     @property
@@ -135,7 +135,7 @@ class PeakCode:
         indices += (peaks < 0) * indices.dtype.type(self.places)
         empty = np.flatnonzero(peaks == 0)
         if len(empty):
-            # This choice counts like any other block, so it must have no direction on average.
+            # This choice counts like any other block, so it must favour no direction on average.
             drawn = np.frombuffer(coins.draw(4 * len(empty)), dtype="<u4")
             indices[empty] = drawn % (2 * self.places)
         return Payload(self.layout, (indices,))
@@ -201,7 +201,7 @@ class LevelCode:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sums of levels are exact in float32, in which decoding computes."""
+        """Maximum number of uploads whose sums of levels are exact in float32, which decoding uses."""
         return min(EXACT_WEIGHT // self.levels, float32_capacity(self.largest_norm))
 
     @property
@@ -254,7 +254,7 @@ class LevelCode:
 
 
 def level_noise(levels: int, cohort: int) -> float:
-    """Return the noise of a mean, in units of one client's energy, for updates that are orthogonal."""
+    """Return the noise of a mean of orthogonal updates, in units of one client's energy."""
     share = _best(levels).share
     return (1 - share) / (share * cohort)
 

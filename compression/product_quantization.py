@@ -97,7 +97,7 @@ class Codebook:
     """Codewords of one length, one in each row.
 
     Values are rounded to float32 and then to multiples of one step: 2^-24 of the power of two above the largest value.
-    So no value changes by more than rounding to float32 may change the largest.
+    So no value changes by more than float32 rounding can change the largest.
     """
 
     values: npt.NDArray[np.floating[Any]]
@@ -217,7 +217,7 @@ def nearest_codewords(blocks: Floats, stages: Sequence[Floats]) -> list[RingVect
 
 
 def search(blocks: Floats, searches: Sequence[Search]) -> list[RingVector]:
-    """Do the same with prepared codewords, which all clients of a round share."""
+    """Like ``nearest_codewords``, with prepared codewords, which all clients of a round share."""
     found = [np.empty(len(blocks), dtype=stage.word) for stage in searches]
     size = blocks.shape[1]
     columns = np.ones((size + 1, min(CHUNK_BLOCKS, len(blocks))), dtype=np.float32)
@@ -300,7 +300,7 @@ SAMPLE_BLOCKS: Final = 256
 _FARTHEST_START: Final = 4.0
 """Blocks are scaled to values of at most 1, so this codeword is never the nearest."""
 _DRAWING_ROUNDS: Final = 64
-"""Up to this number codewords are drawn one by one; beyond, several are drawn per update of the distances."""
+"""Up to this number codewords are drawn one by one; above it, several are drawn per update of the distances."""
 
 
 def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
@@ -327,7 +327,7 @@ def learn_codewords(  # noqa: PLR0913 -- all but three have defaults
     if start is not None and (start.shape != (codewords, blocks.shape[1]) or not np.isfinite(start).all()):
         raise InvalidParameters(
             f"k-means starts from {codewords} finite codewords of {blocks.shape[1]} values; got shape {start.shape}; "
-            "start cold, or keep the geometry"
+            "omit start, or keep the geometry"
         )
     exponent = int(np.frexp(np.abs(blocks).max())[1])
     points = np.ldexp(blocks.astype(np.float64), -exponent).astype(np.float32)
@@ -365,7 +365,7 @@ def sample_blocks(blocks: Floats, count: int, *, seed: bytes, without_zeros: boo
     _require_blocks(blocks)
     require_seed(seed)
     if type(count) is not int or count < 1:
-        raise InvalidParameters(f"a sample must have at least one block; asked for {count!r}")
+        raise InvalidParameters(f"a sample must have at least one block; got {count!r}")
     candidates = np.flatnonzero(blocks.any(axis=1)) if without_zeros else np.arange(len(blocks))
     if candidates.size == 0:
         return blocks[:1]
@@ -486,7 +486,7 @@ class ProductQuantization:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sums of codewords are exact; a histogram has no ring to overflow."""
+        """Maximum number of uploads whose sums of codewords are exact; a histogram has no ring to overflow."""
         return EXACT_WEIGHT
 
     @property

@@ -4,10 +4,10 @@ A public seed selects the coordinates. For a tensor of n elements and a sparsity
 
     k = n - floor(s n)
 
-of them, in row-major order. The stream of the tensor (``secagg.compression.common``, label PRUNING_MASK,
+coordinates, in row-major order. The stream of the tensor (``secagg.compression.common``, label PRUNING_MASK,
 attempt 0) is read as n little-endian words of 32 bits, one for each coordinate, and the k coordinates with the smallest
-words are kept. If the k-th smallest word equals the next smallest, the draw is repeated with the next attempt; so every
-set of k coordinates is equally likely. ``tests/vectors/compression/random_pruning.json`` holds masks to compare with.
+words are kept. If the k-th smallest word equals the next smallest, the draw is repeated with the next attempt, so every
+set of k coordinates is equally likely. ``tests/vectors/compression/random_pruning.json`` contains test vectors.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def exact_sparsity(sparsity: Fraction | str) -> Fraction:
     """Return the sparsity as an exact fraction.
 
     Raises:
-        Misuse: it is a float, which seldom equals the decimal that was written: 0.29 * 100 is below 29.
+        Misuse: it is a float, which seldom equals the decimal as written: 0.29 * 100 is below 29.
         InvalidParameters: it is not a number in [0, 1).
     """
     if type(sparsity) not in (Fraction, str):

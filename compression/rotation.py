@@ -93,7 +93,7 @@ class RandomRotation:
 
     @property
     def capacity(self) -> int:
-        """Inner capacity, if sums are float32 after rotating back, which may gather a whole block in one value."""
+        """Inner capacity, if sums still fit float32 after rotating back, which may gather a block in one value."""
         largest = getattr(self.inner, "largest", None)
         most = self.inner.capacity
         return most if largest is None else min(most, float32_capacity(largest * math.sqrt(self.block_size)))
@@ -138,7 +138,7 @@ def require_block_size(block_size: int) -> None:
 
 
 def transform(blocks: Tensor) -> None:
-    """Multiply each column by H / sqrt(B) in place, B the number of rows, a power of two.
+    """Multiply each column by H / sqrt(B) in place, where B is the number of rows, a power of two.
 
     A matrix of 1,024 rows is the Kronecker product of two of 32: two products of matrices that stay in the cache
     replace ten passes of butterflies.
@@ -165,7 +165,7 @@ def transform(blocks: Tensor) -> None:
 
 @lru_cache(maxsize=64)
 def _factors(size: int, dtype: np.dtype[Any]) -> tuple[Tensor, ...]:
-    """Return small Hadamard matrices with the Kronecker product of ``size``; the first contains 1 / sqrt(size)."""
+    """Return small Hadamard matrices whose Kronecker product has ``size`` rows; the first has 1 / sqrt(size)."""
     bits = size.bit_length() - 1
     count = max(1, -(-bits // _FACTOR_BITS))
     sizes = [1 << ((bits + number) // count) for number in range(count)]
@@ -186,9 +186,9 @@ def _hadamard(size: int) -> npt.NDArray[np.float64]:
 # --- All tensors as one vector ----------------------------------------------------------------------------------------
 #
 # With F the diagonal matrix of the tensors' scales and R the rotation, an update x becomes R F^-1 x, and y is rotated
-# back to F R^-1 y. Total noise that is equal in all rotated coordinates is smallest if a tensor's scale is the square
-# root of the size of its values: then the noise of n values of size a is proportional to (sum n a)^2. With one scale
-# for all it is proportional to P sum n a^2, which is never less.
+# back to F R^-1 y. If noise is equal in all rotated coordinates, the total is smallest when a tensor's scale is the
+# square root of the size of its values: for n values of size a it is proportional to (sum n a)^2. With one scale for
+# all it is proportional to P sum n a^2, which is never less.
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class JoinedRotation:
     sizes: tuple[int, ...] = ()
     """Number of values of each tensor, in order; empty for one tensor."""
     scales: tuple[float, ...] = ()
-    """Divisors of the values of each tensor; empty for ones."""
+    """Divisor of each tensor's values; empty if all are 1."""
     block_size: int = BLOCK_SIZE
 
     def __post_init__(self) -> None:
@@ -488,7 +488,7 @@ class Sketch:
         codes = np.clip(np.floor(sent) + (1 << (self.bits - 1)), 0, self._greatest)
         zeros = np.flatnonzero(sent == 0)
         if len(zeros):
-            # Rounding zeros up would have a direction, and clients whose values did not change would share it.
+            # Rounding zeros up would add a direction shared by all clients whose values did not change.
             codes[zeros] -= np.frombuffer(coins.draw(len(zeros)), dtype=np.uint8) & 1
         return Payload(self.layout, (codes.astype(self.layout.segments[0].ring.word),))
 

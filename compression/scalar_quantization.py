@@ -6,7 +6,7 @@ decoded sum is
 
     s (S - z N) = sum s (q - z),
 
-exact in the integers before the one multiplication.
+which is exact in integers before the single multiplication.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HELD: Final = 1 << 18
 """Coins that are expanded at once: a segment of the stream."""
 _COIN_BYTES: Final = 32
 _COINS: Final = Ring(_FLOAT32_DIGITS)
-"""Coins have the number of fraction bits of a float32, so comparing them is exact."""
+"""Coins have as many fraction bits as a float32, so comparing them is exact."""
 
 _Block = tuple[slice, slice]
 _Floats = npt.NDArray[Any]
@@ -71,8 +71,8 @@ class ScalarQuantization:
     """Encodes a tensor of floats as codes of ``bits`` bits in a ring of ``modulus_bits`` bits.
 
     Implements: [PGC+22] §4.2.1, with signed codes.
-    Deviation: the sum is decoded as s (S - z W); neither of the two forms that are printed equals the sum of the
-        decoded updates where z is not 0. Codes are clamped to ``bits`` bits, whatever the shared scale is.
+    Deviation: the sum is decoded as s (S - z W); neither of the two printed forms equals the sum of the
+        decoded updates unless z is 0. Codes are clamped to ``bits`` bits, whatever the shared scale is.
 
     A value whose code is not clamped comes back with an error of at most half a step (a step with stochastic rounding)
     and, from dividing and multiplying in float32, 2^-22 of the value. A sum has at most the sum of these errors.
@@ -82,9 +82,9 @@ class ScalarQuantization:
     bits: int
     modulus_bits: int
     scales: tuple[float, ...]
-    """One for the tensor, or one for each index of axis 0; rounded to float32, in which they travel."""
+    """One for the tensor, or one for each index of axis 0; rounded to float32, as they are sent."""
     zero_points: tuple[int, ...] = ()
-    """The code of 0.0, one for each scale; none means 0 for all, which is symmetric quantization."""
+    """Code of 0.0 for each scale; an empty tuple means 0 for all, which is symmetric quantization."""
     rounding: Rounding = Rounding.NEAREST_EVEN
     wrapping_weight: int | None = None
     """Number of uploads that are decoded even beyond the margin, where coordinates may overflow the ring and be wrong
@@ -148,12 +148,12 @@ class ScalarQuantization:
 
     @property
     def margin(self) -> int:
-        """Most uploads whose sum cannot overflow the ring, and is exact before the multiplication."""
+        """Maximum number of uploads whose sum cannot overflow the ring and is exact before the multiplication."""
         return 1 << (min(self.modulus_bits, _FLOAT64_DIGITS) - self.bits)
 
     @property
     def capacity(self) -> int:
-        """Most uploads that are decoded: the larger of the margin and ``wrapping_weight``.
+        """Maximum number of uploads that are decoded: the larger of the margin and ``wrapping_weight``.
 
         No sum within it overflows float32.
         """
@@ -173,7 +173,7 @@ class ScalarQuantization:
         # Allocated once: an allocator may return temporaries of this size to the system after each block.
         room = min(_BLOCK, values.size)
         quotients = np.empty(room, _NARROW)
-        # A quotient that overflows becomes infinite, and is clamped like any other.
+        # A quotient that overflows becomes infinite and is clamped like any other.
         with np.errstate(over="ignore", invalid="ignore"), self._rounding(coins) as round_in_place:
             for rows, columns in _blocks(*values.shape):
                 block = finite(values[rows, columns])
@@ -279,7 +279,7 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
 ) -> ScalarQuantization:
     """Return the quantizer whose codes cover a sample, from its minimum to its maximum.
 
-    Implements: the ranges of [PGC+22] §3.2.1, as its simulator takes them. Symmetric: s = max|x| / ((2^b - 1) / 2),
+    Implements: the ranges of [PGC+22] §3.2.1, as its simulator computes them. Symmetric: s = max|x| / ((2^b - 1) / 2),
         z = 0. Affine: s = (max - min) / (2^b - 1) over a range that holds 0, and z = least - round(min / s).
     Args:
         sample: an array of the tensor's shape that may be public, from a public batch or the previous aggregate.
@@ -322,13 +322,13 @@ def modulus_bits_for(bits: int, uploads: int) -> int:
 
 
 def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the coordinates whose true integer sums are outside of [-2^(p-1), 2^(p-1) - 1].
+    """Return a mask of the coordinates whose true integer sums are outside [-2^(p-1), 2^(p-1) - 1].
 
     Only final sums count, with their signs: a partial sum may overflow and come back. Only simulations know the true
-    sums; under secure aggregation nobody has them.
+    sums; under secure aggregation nobody does.
     """
     if getattr(true_sums, "dtype", np.dtype(bool)).kind not in "iu":
-        raise Misuse("true sums are an array of integers; add the codes up in int64")
+        raise Misuse("true sums are an array of integers; sum the codes in int64")
     ring = Ring(modulus_bits)
     return (true_sums < ring.least) | (true_sums > ring.greatest)
 
@@ -417,7 +417,7 @@ class DitheredQuantization:
 
     @property
     def capacity(self) -> int:
-        """Most uploads whose sum stays in the ring, with all values and roundings at their extremes."""
+        """Maximum number of uploads whose sum stays in the ring, with all values and roundings at their extremes."""
         reach = self._reach
         return min(capacity_between(-reach, reach, self._segment.ring.modulus_bits), float32_capacity(self.largest))
 

@@ -1,4 +1,4 @@
-"""A model's arrays in the form that is aggregated, and back.
+"""Converts a model's arrays to the differences that are aggregated, and back.
 
 Floating-point tensors change by a float difference. Integer tensors, such as the counters of a normalisation layer,
 change by an integer difference, which is exact up to its bound and clipped there; its weighted mean is rounded to the
@@ -123,7 +123,7 @@ def applied(sent: Arrays, mean: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 
 def restored(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a tensor of integers or booleans in its dtype, after a strategy multiplied it by floats."""
+    """Return a tensor of integers or booleans in its dtype after a strategy multiplied it by floats."""
     if array.dtype == dtype or dtype.kind not in "iub" or array.dtype.kind in "iub":
         return array
     changed: npt.NDArray[Any] = array.astype(bool) if dtype.kind == "b" else np.rint(array).astype(dtype)

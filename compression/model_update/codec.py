@@ -1,7 +1,7 @@
 """Encodes a model's tensors as one payload: each by its own scheme, with segments of one kind merged.
 
-A part of a protocol's work grows with the number of segments, and would dominate for a model of sixty small tensors.
-``merged`` says which segments are joined.
+Part of a protocol's work grows with the number of segments and would dominate for a model of sixty small tensors.
+``merged`` defines which segments are joined.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class CalibrationSource(IntEnum):
     """Origin of scales and codebooks; part of the version, so it cannot be misstated later."""
 
     NONE = 0
-    """They were chosen, or there are none."""
+    """Chosen by the user, or there are none."""
     PUBLIC_BATCH = 1
     """The update of a model that was trained on public data."""
     PREVIOUS_AGGREGATE = 2
@@ -333,7 +333,7 @@ class ModelUpdate:
         """Codebooks of each index segment's tensors and their stages, in the order of their blocks.
 
         Raises:
-            InvalidParameters: the scheme of a tensor sends indices and decodes nothing but histograms.
+            InvalidParameters: a tensor's scheme sends indices but only decodes histograms.
         """
         return merged_tables(self.layout.segments, self._parts, self._own_tables())
 
@@ -344,7 +344,7 @@ class ModelUpdate:
         for tensor in self.tensors:
             with named(tensor.name):
                 given[tensor.name] = plain_tensor(update[tensor.name], tensor.shape)
-        # Computed only now: another party states the lengths, and they are unverified until a tensor has them.
+        # Computed only now: another party sent the lengths, which are unverified until a tensor has them.
         vectors = [segment.ring.zeros(segment.length) for segment in self.layout.segments]
         for tensor, parts in zip(self.tensors, self._parts, strict=True):
             with named(tensor.name):
@@ -421,7 +421,7 @@ class ModelUpdate:
         if layout != self.layout:
             what = "public parameters" if layout.segments == self.layout.segments else "tensors or schemes"
             raise Misuse(
-                f"the layout belongs to other {what} than those of epoch {self.epoch}; get the parameters of epoch "
+                f"the layout does not have the {what} of epoch {self.epoch}; get the parameters of epoch "
                 f"{self.epoch} and encode again",
                 reason=Reason.LAYOUT_MISMATCH,
             )

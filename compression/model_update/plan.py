@@ -1,4 +1,4 @@
-"""Recipes for tensors' schemes: the manual choices; a sample and a public seed complete them.
+"""Recipes for tensors' schemes: they hold the manual choices; a sample and a public seed supply the rest.
 
 A recipe gets a place: the stream of a tensor, with its name, shape and epoch. Recipes nest like their schemes:
 ``Pruned`` passes the kept coordinates of the sample to its inner recipe, ``Rotated`` the rotated sample.
@@ -52,7 +52,7 @@ _Kind = TypeVar("_Kind", DitheredQuantization, ScalarQuantization, ProductQuanti
 
 
 class Recipe(Protocol):
-    """Methods that a plan needs of a recipe; any object with both is one."""
+    """Methods that a plan calls on a recipe; any object with both is a recipe."""
 
     def fits(self, shape: Shape) -> bool:
         """Whether a tensor of this shape can be encoded this way; if not, a plan sends it plain."""
@@ -172,7 +172,7 @@ class Codebooks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned(FitsEvery):
-    """The coordinates that a common mask keeps; each epoch has another mask."""
+    """Keeps the coordinates of a common mask, which changes every epoch."""
 
     sparsity: Fraction | str
     inner: Recipe
@@ -186,7 +186,7 @@ class Pruned(FitsEvery):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotated(FitsEvery):
-    """A random rotation before the inner scheme; each epoch has other signs.
+    """Rotates at random before the inner scheme; the signs change every epoch.
 
     Blocks are halved until padding adds at most an eighth to the tensor.
     """
@@ -245,11 +245,11 @@ def _seed(use: str, place: PublicStream) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """An update to take scales and codebooks from, and where it comes from.
+    """An update from which scales and codebooks are calibrated, and its origin.
 
     Security: scales and codebooks are broadcast and reveal much of the sample. A public batch is public, and a previous
-    aggregate is known to anyone who decoded it. Nothing protects a mock client's update: its source is called a leak,
-    and is part of the version of everything encoded under it.
+    aggregate is known to anyone who decoded it. Nothing protects a mock client's update: its source is named a leak
+    and is part of the version of everything encoded with it.
     """
 
     source: CalibrationSource
@@ -274,7 +274,7 @@ class UpdatePlan:
     compressed: Recipe
     chosen: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])
     seed: bytes = field(repr=False)
-    """32 public bytes, from which masks, signs, hashes and the starts of codebooks are derived."""
+    """32 public bytes, from which masks, signs, hashes and initial codebooks are derived."""
 
     def __post_init__(self) -> None:
         require_seed(self.seed)
@@ -307,7 +307,7 @@ class UpdatePlan:
 
         Args:
             calibration: a sample of every tensor; required for scales or codebooks.
-            previous: the previous epoch's parameters, from which codebooks start; they stay where the sample is zero.
+            previous: the previous epoch's parameters, from which codebooks start; kept where the sample is zero.
         """
         if previous is not None and previous.epoch >= epoch:
             raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count epochs one by one")

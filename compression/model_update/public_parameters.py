@@ -59,7 +59,7 @@ MAXIMUM_CODEBOOK_BYTES: Final = (1 << 32) - 1
 MOST_FILLED: Final = 1 << 16
 """Maximum number of values that a scheme may add for its inner one; a rotation pads with fewer."""
 MOST_SIGNS: Final = 2 * MOST_SUMMED_PLACES**2
-"""Maximum total entries of all peak codes' tables: those of one code of the largest summable size."""
+"""Maximum total entries of all peak codes' tables: as many as one code of the largest summable size has."""
 SCALE_BYTES: Final = 4
 
 _Scheme = LinearDecoder[Any]
@@ -82,7 +82,7 @@ class _Tag(IntEnum):
     VOTES = 13
 
 
-# --- Their size -------------------------------------------------------------------------------------------------------
+# --- Size -------------------------------------------------------------------------------------------------------------
 
 
 def downlink_bytes(update: ModelUpdate, accounting: Accounting) -> int:
@@ -237,7 +237,7 @@ def decode_parameters(
     except (InvalidParameters, CapacityExceeded, Misuse) as error:
         raise MalformedMessage(f"the parameters are invalid: {error}", reason=Reason.NOT_CANONICAL) from None
     if not is_canonical:
-        raise MalformedMessage("the parameters have another encoding", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the parameters are not canonically encoded", reason=Reason.NOT_CANONICAL)
     return update
 
 
@@ -255,7 +255,7 @@ class _Parameters:
         try:
             source = CalibrationSource(number)
         except ValueError:
-            raise InvalidParameters(f"{number} is not a source of a calibration") from None
+            raise InvalidParameters(f"{number} is not a calibration source") from None
         return ModelUpdate(tensors=tuple(self._tensor(epoch) for _ in range(count)), epoch=epoch, source=source)
 
     def _tensor(self, epoch: int) -> TensorScheme:
@@ -291,7 +291,7 @@ class _Parameters:
             case _Tag.PEAK | _Tag.LEVELS | _Tag.SKETCH | _Tag.CUSTOM:
                 return self._made_custom(place) if tag == _Tag.CUSTOM else self._whole_update(tag, place)
             case _:
-                raise InvalidParameters(f"{tag} is not the tag of a scheme")
+                raise InvalidParameters(f"{tag} is not a scheme's tag")
 
     def _take(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(form, self._reader.fixed(struct.calcsize(form)))
@@ -323,7 +323,7 @@ class _Parameters:
             encoded = [self._reader.variable(MAXIMUM_CODEBOOK_BYTES) for _ in range(stages)]
             return ProductQuantization(shape=place.shape, codebooks=tuple(map(Codebook.decode, encoded)))
         if self._has_votes or len(place.shape) != 2:  # noqa: PLR2004 -- a row for each length
-            raise InvalidParameters("one tensor, with a row for each length, votes for all lengths")
+            raise InvalidParameters("votes for all lengths must be one tensor with a row for each length")
         self._has_votes = True
         return level_votes(place.shape[0])
 
@@ -351,7 +351,7 @@ class _Parameters:
         try:
             known = Rounding(rounding)
         except ValueError:
-            raise InvalidParameters(f"{rounding} is not a way of rounding") from None
+            raise InvalidParameters(f"{rounding} is not a rounding mode") from None
         return ScalarQuantization(
             shape=place.shape,
             bits=bits,

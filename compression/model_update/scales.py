@@ -88,7 +88,7 @@ def kept_share(codewords: int, block_size: int, stages: int = 1) -> float:
     """Return the share of a signal that data-free codewords keep: their factor, on average over blocks.
 
     A codeword is the mean of the blocks that choose it, and shorter than they are. A small change that many clients
-    share is shortened alike, so dividing the mean by this share nearly restores its length.
+    share is shortened equally, so dividing the mean by this share nearly restores its length.
     """
     points = _unit_points((codewords, block_size, stages), _MOST_BLOCKS >> 1, block_size)
     left = points.astype(np.float32)

@@ -149,17 +149,17 @@ def with_votes(
 
 @dataclass(frozen=True, slots=True)
 class ToldLengths:
-    """Lengths of a round's updates, by their clients' votes."""
+    """Lengths of a round's updates according to clients' votes."""
 
     middle: float
     """Length of the mean update."""
     alike: float
-    """Squared mean over mean square; 1 where all are equal."""
+    """Squared mean over mean square; 1 if all are equal."""
     known: tuple[float, ...]
     """Reference lengths of the next round: of the update, and of each tensor."""
 
 
-def take_lengths(  # noqa: PLR0913 -- what a round is about
+def take_lengths(  # noqa: PLR0913 -- a round's values
     update: ModelUpdate, mean: Values, sent: Arrays, joined: Sequence[str], lengths: Sequence[float], *, trained: float
 ) -> ToldLengths | None:
     """Remove the votes from a mean, and scale its update to the middle length; None without votes.

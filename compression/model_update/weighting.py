@@ -2,7 +2,7 @@
 
 A weight is examples / full, at most 1. A client multiplies its values by its weight before it rounds them at random,
 and every upload counts once: rings hold uploads, not weights, and a weighted sum reveals about as much as one with
-equal weights. If clients multiplied after rounding, a sum of coarse codes could have a single solution, with known or
+equal weights. If clients multiplied after rounding, a sum of coarse codes could have a single solution, even with
 secret weights. The same holds for values with few levels, such as flags: these are rounded to their levels, not to
 finer steps.
 
@@ -39,17 +39,17 @@ _TOLD: Final = "secagg/"
 LIGHTEST: Final = Fraction(1, 4)
 """Minimum weight of a client with any examples: among much heavier clients the low bits expose a light one."""
 STEPS: Final = 16
-"""Numbers of examples are rounded to this part of ``full``, because sums over many cohorts reveal exact numbers."""
+"""Numbers of examples are rounded to this fraction of ``full``, as sums over many cohorts reveal exact numbers."""
 _LEAST_RING: Final = 8
 _OFTEN: Final = 32
-"""Number of values of a tensor from which one step, or two neighbours, count as a level, not a coincidence."""
+"""Minimum number of a tensor's values in one step, or two neighbours, that count as a level."""
 _MOST_LEVELS: Final = 256
 _MOST_STEPS: Final = 1 << 52
 _COARSER: Final = 16
 _WIDEST: Final = 2.0**-6
-"""Longest step in the search for levels, over the largest value: weights have sixteenths, which finer steps show."""
+"""Longest step in the search for levels, relative to the largest value; weights are multiples of 1/16."""
 _LEAST_STEP: Final = 2.0**-20
-"""Initial step, over the largest value, for a scheme without a known one."""
+"""Initial step, relative to the largest value, for a scheme without a known step."""
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -66,7 +66,7 @@ def count_scheme(full: int, clients: int, *, has_trained: bool = False, apart_fr
 
 
 def count_bounds(counts: FixedPoint) -> tuple[int, int]:
-    """Return the middle of a client's counts and the largest norm around it, so that no client lowers the divisor.
+    """Return the centre of a client's counts and the maximum norm around it, so that no client lowers the divisor.
 
     With only examples the bound leaves 0 to ``full``, and also -1 if ``full`` is odd.
     """
@@ -203,7 +203,7 @@ def _round_to_levels(products: Floats, given: Floats, factor: float, step: float
 
 def _levels(ordered: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the minimum and maximum code of each level except 0, and its distance to the next level or to 0."""
-    # Neighbouring steps are one level, whose values straddle them.
+    # Neighbouring steps count as one level, whose values straddle them.
     first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) > 1)
     last = np.append(first[1:], len(ordered)) - 1
     lows, highs = ordered[first], ordered[last]
@@ -250,7 +250,7 @@ class Counted:
 
     @property
     def trained_at_least(self) -> int:
-        """Number of clients that trained if the sum has it; otherwise the fewest that can have these examples."""
+        """Number of clients that trained if the sum has it; otherwise the minimum for these examples."""
         found = self.trained
         if found is None:
             found = self.contributors if self.examples is None else -(-self.examples // self.full)
@@ -265,7 +265,7 @@ class Counted:
 
     @property
     def sentence(self) -> str:
-        """One sentence on how many clients trained."""
+        """Sentence saying how many clients trained."""
         if self.trained is not None:
             trained = f"{self.trained} trained"
         elif self.examples is None:

@@ -260,7 +260,7 @@ def test_an_update_of_another_epoch_is_refused() -> None:
     stale = aggregate(old, update_of())
     with pytest.raises(
         Misuse,
-        match=r"^the layout belongs to other public parameters than those of epoch 4; get the parameters of epoch 4",
+        match=r"^the layout does not have the public parameters of epoch 4; get the parameters of epoch 4",
     ) as caught:
         new.decode(stale)
     assert caught.value.reason is Reason.LAYOUT_MISMATCH

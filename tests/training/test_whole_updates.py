@@ -403,7 +403,7 @@ def test_no_message_makes_anybody_import_a_scheme(custom: str, monkeypatch: pyte
 def test_a_scheme_whose_ring_is_too_narrow_for_the_cohort_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     text = tutorial_scheme().replace("1 + self.cohort.bit_length()", "3")
     (tmp_path / "narrow.py").write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidParameters, match="a capacity of 3, but a sum of this run may weigh 20"):
+    with pytest.raises(InvalidParameters, match="a capacity of 3, but a sum of this run may hold 20"):
         made(settings(Scheme.CUSTOM, custom=f"{tmp_path / 'narrow.py'}:Ternary"))
 
 
