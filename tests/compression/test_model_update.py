@@ -268,7 +268,7 @@ def test_an_update_of_another_epoch_is_refused() -> None:
 
 
 def test_a_layout_of_other_segments_is_said_to_be_of_another_model() -> None:
-    with pytest.raises(Misuse, match="other tensors or schemes"):
+    with pytest.raises(Misuse, match="does not have the tensors or schemes"):
         model().require_layout(Layout((RingSegment(10, 3),)))
 
 
