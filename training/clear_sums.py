@@ -30,7 +30,7 @@ Upload = tuple[int, Payload]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumRound:
-    """The parts of a round that its sum needs."""
+    """The inputs of a round's sum."""
 
     number: int
     codec: ModelUpdate
@@ -42,7 +42,7 @@ class SumRound:
     """Clients that drop out before they answer in a stage of the protocol, by its name."""
     model_digest: bytes = bytes(32)
     releases: int = 1
-    """Number of rounds, including this one, of the client in the most rounds; noise accounting uses it."""
+    """Most rounds, including this one, that any client takes part in; used to account for noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class IdealSum:
 
     most_uploads: int
     fewest: int = LEAST_COHORT
-    """Minimum number of contributors, as a protocol would have it."""
+    """Minimum number of contributors, as in a protocol."""
 
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         """Add up in the clear; an upload has the size of its payload's encoding, after any rounding."""
@@ -123,7 +123,7 @@ class NoisedSum:
     def run(self, due: SumRound, uploads: Iterable[Upload]) -> SumOutcome:
         noise, coins = self.noise_of(due.codec), SystemCoins()
         noised = ((client, noise.add_to(payload, coins)) for client, payload in uploads)
-        # With fewer clients than each drew its noise share for, a sum would have less noise than is accounted.
+        # With fewer clients than the noise shares assume, a sum would have less noise than is accounted.
         ideal = replace(self.ideal, fewest=max(self.ideal.fewest, noise.honest))
         outcome = ideal.run(due, noised)
         return replace(outcome, deviations=noise.deviations, epsilon=noise.epsilon(self.delta, due.releases))
@@ -222,7 +222,7 @@ class ClearSum:
 
     def add(self, payload: Payload) -> None:
         if payload.layout != self._layout:
-            raise Misuse("a payload belongs to another layout; encode all of a round with one codec")
+            raise Misuse("a payload has another layout; encode all payloads of a round with one codec")
         for segment, some, sums, values in zip(
             self._layout.segments, self._tables, self._sums, payload.values, strict=True
         ):

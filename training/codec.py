@@ -216,7 +216,7 @@ class TensorRecipes:
         return name, replace(recipe, is_capped=False) if isinstance(recipe, ScaledCodebooks) else recipe
 
     def _recipe(self, statistic: float) -> Recipe | None:
-        """Return a tensor's recipe, given the clients' statistics of it, if any."""
+        """Return a tensor's recipe, given clients' statistics of it, if any."""
         settings = self.settings
         match settings.scheme:
             case Scheme.NONE:
@@ -267,7 +267,7 @@ class Operators:
     weights: Weights = field(default_factory=Weights)
     current: ModelUpdate | None = field(default=None, init=False)
     warning: None = field(default=None, init=False)
-    """Advice on settings, if a codec has any; here codes reveal nothing that could prompt it."""
+    """Advice on settings; None, because these codes reveal nothing to base it on."""
     _statistics: list[float] | None = field(default=None, init=False)
     _previous_mean: dict[str, npt.NDArray[Any]] | None = field(default=None, init=False)
     recipes: TensorRecipes = field(init=False)
@@ -288,7 +288,7 @@ class Operators:
         """Return the codec of a round, renewed if the round needs it.
 
         Args:
-            sample: trains a client outside of the round, or on public data; called only if the source needs it.
+            sample: trains a client outside the round, or on public data; called only if the source needs it.
         """
         epoch = self.epoch(round_number)
         is_fresh = self.current is None or (self.current.epoch != epoch and self._is_informed)
@@ -442,7 +442,7 @@ _LOSSES: Final = 3
 _FRACTION_BITS: Final = 20
 _NINE_OF_TEN: Final = 0.9
 _NEARLY: Final = 0.9
-"""Share of the longest length; a mean above it has almost no client below."""
+"""Share of the longest length; if the mean is above it, almost all clients are."""
 
 Vector = npt.NDArray[np.float32]
 
@@ -481,7 +481,7 @@ class WholeUpdates:
     def values(self) -> int:
         return sum(self._sizes)
 
-    def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as of Operators
+    def begin(self, round_number: int, sample: Callable[[], Update]) -> RoundCodec:  # noqa: ARG002 -- as in Operators
         """Return the codec of a round; no update is used to calibrate it."""
         self._round = round_number
         self.current = self._made(round_number)
@@ -602,7 +602,7 @@ class WholeUpdates:
 
     @property
     def _longest(self) -> float | None:
-        """Length of an update whose blocks all vote; None if all directions get one length."""
+        """Decoded length of an update that draws no blocks at random; None if all updates get one length."""
         return self._known.common if self.settings.told is Lengths.VOTED else None
 
     @property
@@ -669,8 +669,8 @@ class WholeUpdates:
         if share <= MOST_OF_A_MATRIX:
             return None
         return (
-            f"a round's noise has {share:.2g} of the squared length of {name}; above {MOST_OF_A_MATRIX} models lost "
-            "accuracy: set compression.rate = 'auto', or raise compression.cohort_bits"
+            f"a round's noise is {share:.2g} of the squared length of {name}; models lost accuracy above "
+            f"{MOST_OF_A_MATRIX}: set compression.rate = 'auto', or raise compression.cohort_bits"
         )
 
     def _warning(self, relative: float) -> str | None:

@@ -71,7 +71,7 @@ class Lengths(StrEnum):
 
 
 class Rate(StrEnum):
-    """How the bits of a peak code are chosen."""
+    """Choice of the bits of a peak code."""
 
     FIXED = "fixed"
     """``cohort_bits`` or ``places``, in every round."""
@@ -106,14 +106,14 @@ class SumMode(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """How the server applies the mean."""
+    """The server's way to apply the mean."""
 
     FEDAVG = "fedavg"
     FEDAVGM = "fedavgm"
 
 
 class Down(StrEnum):
-    """What clients receive as the model."""
+    """Form in which clients receive the model."""
 
     MODEL = "model"
     """All of its values, as float32."""
@@ -129,7 +129,7 @@ class AttackKind(StrEnum):
     FLIP_TENFOLD = "flip-x10"
     SCALE_TENFOLD = "scale-x10"
     INSIDE_SPREAD = "inside-spread"
-    """The mean of the attackers' own updates less 1.5 of their standard deviations, per value: not an outlier."""
+    """The mean of the attackers' own updates minus 1.5 standard deviations, per value: not an outlier."""
     LABEL_FLIP = "label-flip"
     """An honest update from examples with reversed labels."""
 
@@ -182,14 +182,14 @@ class ServerSettings:
     falling: Annotated[float, within(0, 1)] = 0.0
     """Share of the rounds, at the end, over which the rate falls to a twentieth; 0 for none."""
     averaged: Annotated[int, within(0, 10**6)] = 0
-    """About how many rounds the tested and kept model is averaged over; 0 for the last model."""
+    """Approximate number of rounds averaged into the tested and saved model; 0 for the last model."""
     momentum: Annotated[float, within(0, 1)] = 0.9
     """Momentum of FedAvgM."""
     weighting: Weighting = Weighting.EQUAL
     full: Annotated[int, within(0, 1 << 30)] = 0
-    """Number of examples that count fully, with weights by examples; 0 for those of the largest client."""
+    """Number of examples with full weight, if weighted by examples; 0 for the largest client's number."""
     maximum_weight: Annotated[int, within(1, 1 << 16)] = 8
-    """Weight of the largest client, with weights after rounding."""
+    """Weight of the largest client, if weighted after rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,18 +211,18 @@ class CompressionSettings:
     kept: Annotated[int, within(0, 1 << 40)] = 0
     """Number of values that a sketch sends, in ``bits`` bits each; 0 to use ``cohort_bits``."""
     lengths: Lengths | None = None
-    """By default ``median`` under the peak code, which few clients cannot move, and ``own`` under a sketch."""
+    """Default: ``median`` for the peak code, because a few clients cannot move it; ``own`` for a sketch."""
     length: Annotated[float, within(2.0**-40, 2.0**40)] = 1.0
     """Length with which every update is decoded, with ``lengths = "fixed"``."""
     bits: int = 6
     modulus_bits: int = 8
     wrap: bool = False
-    """Whether sums may overflow the ring, as in the paper where the margin is below the cohort."""
+    """Whether sums may overflow the ring, as in the paper if the margin is below the cohort."""
     stochastic: bool = False
     """Whether scalar quantization rounds at random."""
     fine_bits: Annotated[int, within(0, MOST_FINE_BITS)] = 0
     """Bits of the fine steps within a sent step: a protocol with masks rounds scalar codes under the mask; 0 rounds
-    them before."""
+    before masking."""
     sparsity: str = "0.9"
     codewords: int = 64
     block_size: int = 4
@@ -233,7 +233,7 @@ class CompressionSettings:
     calibration: Source | None = None
     """By default ``stat`` for scalar and ``prior`` for product quantization."""
     refresh: Annotated[int, within(1, 10**7)] = 1
-    """Rounds from one set of scales, codebooks or masks to the next."""
+    """Number of rounds between sets of scales, codebooks or masks."""
     fraction_bits: Annotated[int, within(1, 30)] = 20
     """Fraction bits of fixed-point values, in a ring of 32 bits; the range follows from the cohort."""
     layers: tuple[str, ...] = ()
@@ -248,7 +248,7 @@ class CompressionSettings:
 
     @property
     def told(self) -> Lengths:
-        """How lengths are reported, with the default filled in."""
+        """Source of lengths, with the default filled in."""
         return self.lengths or (Lengths.MEDIAN if self.scheme is Scheme.PEAK else Lengths.OWN)
 
     @property
@@ -300,7 +300,7 @@ class PrivacySettings:
     """Noise of the enclave or of clients; off unless ``noise_multiplier`` is above 0. ``local.clip`` bounds updates."""
 
     noise_multiplier: Annotated[float, within(0, 1e6)] = 0.0
-    """Standard deviation of the noise, over the maximum change by one client."""
+    """Standard deviation of the noise, relative to one client's maximum change."""
     delta: Annotated[float, within(1e-30, 0.5)] = 1e-6
     epsilon: Annotated[float, within(0, 1e9)] = 0.0
     """Limit on the epsilon of the client in the most rounds; 0 for no limit."""
@@ -652,8 +652,8 @@ def _require_whole_updates(run: Configuration) -> None:
         )
     if scheme in NOISY_SCHEMES and momentum and run.server.rate > _LONGEST_STEP * (1 - momentum):
         raise InvalidParameters(
-            f"server.momentum = {momentum} makes steps, and with them the noise of {scheme.value!r}, "
-            f"{1 / max(1 - momentum, 1e-9):.0f} times as long: set server.rate = {3 * (1 - momentum):.3g} or less"
+            f"server.momentum = {momentum} multiplies steps, and so the noise of {scheme.value!r}, by "
+            f"{1 / max(1 - momentum, 1e-9):.0f}: set server.rate = {3 * (1 - momentum):.3g} or less"
         )
 
 
@@ -664,7 +664,7 @@ def _require_told_lengths(run: Configuration) -> None:
         return
     checked = "'median' or 'fixed'" if has_indices else "'fixed'"
     if compression.told is Lengths.VOTED and compression.scheme is not Scheme.PEAK:
-        raise InvalidParameters(f"blocks vote, but 'sketch' has none: set compression.lengths = {checked}")
+        raise InvalidParameters(f"voting needs blocks, but 'sketch' has none: set compression.lengths = {checked}")
     if compression.told is Lengths.MEDIAN:
         if not has_indices:
             raise InvalidParameters(
@@ -673,7 +673,7 @@ def _require_told_lengths(run: Configuration) -> None:
             )
     elif compression.scheme is Scheme.SKETCH and _SEMI_HONEST not in run.secagg.settings:
         raise InvalidParameters(
-            "the lengths that clients of a sketch report are unchecked ring elements, with which one client could "
-            f"scale the model: set compression.lengths = {checked}"
+            "lengths that clients report with a sketch are not checked, so one client could scale the model: "
+            f"set compression.lengths = {checked}"
             + ("" if has_indices else f", or secagg.settings = ['{_SEMI_HONEST}'] if every client is honest")
         )

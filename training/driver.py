@@ -1,4 +1,4 @@
-"""Training runs from a configuration to a folder, with a preceding estimate and a progress bar; and sweeps.
+"""Runs training from a configuration into a folder, with an estimate and a progress bar; runs sweeps.
 
 A grid is TOML: ``preset`` (or ``config``, a file), ``seeds``, ``set`` (changes for every cell), and cells. Each entry
 of ``[[cell]]`` has a ``name`` and its own ``set``; each key of ``[axes]`` has a list of values, and every combination
@@ -190,7 +190,7 @@ def train(
     pieces: Pieces | None = None,
     observers: Sequence[Observer] = (),
 ) -> dict[str, Any]:
-    """Train as a configuration says, and return the summary.
+    """Train according to a configuration and return the summary.
 
     Args:
         out: the folder for configuration, metrics, checkpoint and models; without it nothing is written.
@@ -340,7 +340,7 @@ def _engine(configuration: Configuration, factory: ModelFactory, data: Federated
         )
     except InvalidParameters as error:
         # Other faults of the model are reported by another engine.
-        warnings.warn(f"training one client after another, not many at once: {error}", stacklevel=2)
+        warnings.warn(f"training clients one after another, not in parallel: {error}", stacklevel=2)
         return made("sequential")
     return engine
 

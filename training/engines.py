@@ -23,7 +23,7 @@ from typing import Final, ParamSpec, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody gives it
+import torch.nn.functional as F  # noqa: N812 -- its usual name
 from torch import nn
 
 from secagg.errors import InvalidParameters, Reason
@@ -74,7 +74,7 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def one_torch_thread() -> Generator[None]:
-    """Keep torch from splitting an operation, since its rounding would then depend on the number of threads."""
+    """Keep torch from splitting operations, so that rounding does not depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -282,7 +282,7 @@ def values_of(model: nn.Module, start: Tensors, device: torch.device) -> list[to
     names = [name for name, _ in model.named_parameters()]
     if set(names) != set(start):
         odd = sorted(set(names) ^ set(start))
-        raise InvalidParameters(f"the start is of another model than this engine's: they differ in {', '.join(odd)}")
+        raise InvalidParameters(f"the start does not fit this engine's model: they differ in {', '.join(odd)}")
     return [start[name].detach().to(device) for name in names]
 
 
@@ -549,7 +549,7 @@ class Mapped:
         """Return the clients' gradients, and the sum of each one's losses.
 
         Args:
-            is_start: whether all clients have the same parameters, then without an axis of clients.
+            is_start: whether all clients share parameters, which then have no axis of clients.
         """
         function = self._shared if is_start else self._own
         try:

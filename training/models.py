@@ -1,4 +1,4 @@
-"""Networks of the studies, by name in configurations."""
+"""Networks of the studies, selected by name in configurations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody gives it
+import torch.nn.functional as F  # noqa: N812 -- its usual name
 from torch import Tensor, nn
 
 from secagg.errors import InvalidParameters

@@ -97,7 +97,7 @@ def _family(
 
 
 PRESETS: Final = dict[str, Configuration]()
-"""Runs by name. Those on bundled data add up in the clear by default, with the same sums."""
+"""Runs by name. Those on bundled data sum in the clear by default, which gives the same sums."""
 _family(_FASHION, _SQ, _PRUNING, _PQ)
 _family(_VADER, _SQ, _PRUNING, _PQ)
 _paper_pq = replace(_PQ, codewords=8, block_size=9)
@@ -139,6 +139,6 @@ def preset(name: str) -> Configuration:
     """Return a run by its name."""
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)
-        nearest = f"the nearest is {near[0]!r}, of" if near else "there are"
+        nearest = f"the nearest is {near[0]!r} among" if near else "the presets are"
         raise InvalidParameters(f"there is no preset {name!r}; {nearest} {', '.join(PRESETS)}")
     return PRESETS[name]

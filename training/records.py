@@ -61,7 +61,7 @@ class Checkpoint:
                 flat = {name: stored[name] for name in stored.files}
             text = json.loads(flat.pop(_TEXT).tobytes())
             if text["format"] != _FORMAT:
-                found = f"it has format {text['format']}, and this version reads {_FORMAT}"
+                found = f"it has format {text['format']}, but this version reads {_FORMAT}"
                 raise ValueError(found)  # noqa: TRY301 -- said below
             arrays = dict[str, dict[str, npt.NDArray[Any]]]()
             for key, value in flat.items():
@@ -73,7 +73,7 @@ class Checkpoint:
                 counters=text["counters"],
                 arrays=arrays,
             )
-        # A damaged archive raises different errors: for a password, another compression, its end.
+        # A damaged archive raises different errors, such as for a password, another compression or truncation.
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
             raise InvalidParameters(f"{file} is not a checkpoint ({error}); remove it and start again") from None
 

@@ -224,14 +224,14 @@ def _accuracy_against(
     axes.margins(x=0.15, y=0.15)
     plain_ticks(axes)
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, (low + high) / 2 - 3), max(high, (low + high) / 2 + 3))  # Noise is not a finding.
+    axes.set_ylim(min(low, (low + high) / 2 - 3), max(high, (low + high) / 2 + 3))  # Do not magnify noise.
     axes.set_xlabel(label)
     bars = "\nbars: standard deviation of seeds" if any(len(cell.runs) > 1 for cell in cells) else ""
     axes.set_ylabel(f"test accuracy after the last round, %{bars}")
     # Outside the axes, so that no marker looks like a run.
     figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     if len(points) <= 2 * _MOST_CURVES:
-        # The legend has the scheme.
+        # The legend names the scheme.
         label_apart(figure, axes, [(name.split(", ", 1)[-1], x, y, y - bar, y + bar) for _, name, x, y, bar in points])
     return figure
 
@@ -378,10 +378,10 @@ _FIGURES: Final = (
 _NOTE: Final = (
     "KB are 1,024 bytes of one client in a round. Payload: its encoded update. Wire up and wire down: real messages "
     "of the whole protocol, in rounds in which it ran; wire down includes model down: the model or its replacement. "
-    "The paper counts bits of values; times smaller is by its count. Overflow is the share of coordinates whose sum "
+    "The paper counts bits of values; times smaller uses its count. Overflow is the share of coordinates whose sum "
     "overflows the ring; overflow_flsim counts as the paper's simulator does. Best is the best "
     "evaluation on all test examples, which chooses and reports on the same ones; by validation, the model is "
-    "chosen on one part of them and reported on the other. Columns without data of these runs are omitted."
+    "chosen on one part of them and reported on the other. Columns without data are omitted."
 )
 
 

@@ -377,7 +377,7 @@ class Run:
     def __post_init__(self) -> None:
         if (wanted := self.configuration.clients_per_round) > (available := len(self.pieces.data.sizes)):
             raise InvalidParameters(
-                f"a round needs {wanted} clients, but the data have {available}; lower clients_per_round, or split "
+                f"a round needs {wanted} clients, but the data has {available}; lower clients_per_round, or split "
                 "the data among more with data.clients"
             )
         self.cohorts = Cohorts.of(self.configuration)

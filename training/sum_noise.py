@@ -1,8 +1,8 @@
 """Plans the noise of a run's sums, and checks configurations with privacy.
 
 Clients clip their change to ``local.clip``. The enclave adds noise to everything that it releases, or each client adds
-its share to its upload. Amplification by sampling does not count, because the server knows the clients that it invites.
-What counts is a client's actual number of rounds, which follows from the seed before training.
+its share to its upload. Amplification by sampling is not claimed, because the server knows which clients it invites.
+Costs are computed from a client's actual number of rounds, which the seed fixes before training.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RunNoise:
         """Return the noise of a session, or of clients without one, and a client's loss over several releases."""
         if (noise := noise_in(session)) is not None:
             return Noised(noise.deviations, noise.epsilon(self.settings.delta, releases))
-        from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- a protocol, where it is asked for
+        from secagg.protocols.enclave import Server, epsilon_of  # noqa: PLC0415 -- only with this protocol
 
         if not isinstance(session, Server) or session.configuration.noise is None:
             raise InternalError("the session should be an enclave's, with noise, but is not")

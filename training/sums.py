@@ -114,7 +114,7 @@ class RealSum:
         try:
             released = self._run(session, world, pulled)
         except (ThresholdNotMet, PeerError):
-            # A client's error normally ends only its part in a session: here it would end every round.
+            # A client's error normally only ends its own part in a session; here it would end every round.
             pulled.require_whole()
             left = {client: why for client, why in session.now.failed.items() if client not in pulled.lost}
             if left and not session.now.answered:
@@ -162,7 +162,7 @@ class RealSum:
 
 
 class _PulledUploads:
-    """The uploads of a round, each passed to its client; at most a few wait."""
+    """The uploads of a round, each passed to its client; only a few wait at a time."""
 
     def __init__(self, uploads: Iterable[Upload], due: SumRound, session: Measured, received: Received | None) -> None:
         self.due, self._uploads = due, iter(uploads)
@@ -272,7 +272,7 @@ def require_feasible(configuration: Configuration, codec: ModelUpdate, *, availa
         return
     if (planned := sum(cohorts.planned_losses)) > cohorts.size - LEAST_COHORT:
         raise InvalidParameters(
-            f"a round of {cohorts.size} clients is planned to lose up to {planned}; lower dropouts.rate, or raise "
+            f"a round of {cohorts.size} clients is planned with up to {planned} dropouts; lower dropouts.rate or raise "
             "clients_per_round"
         )
     clients = tuple(range(cohorts.size))

@@ -78,7 +78,7 @@ class Weights:
 
     def mean(self, update: ModelUpdate, aggregate: Aggregate) -> Arrays:
         if self.weighting is Weighting.AFTER:
-            # Here a client counts more than once, which ``counted`` would treat as a lie.
+            # Here a client counts more than once, which ``counted`` would treat as false.
             total = round(float(update.schemes[COUNTS].decode(update.part(aggregate, COUNTS))[0])) or 1
             aggregate = Aggregate(aggregate.layout, aggregate.values, total)
         return update.mean(aggregate)

@@ -83,7 +83,7 @@ class PlannedNoise:
 
 def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     """Yield the settings for the shortest upload of each protocol, the dropout limits, and warnings."""
-    yield "The shortest upload that each protocol offers clients today, and its settings:"
+    yield "Shortest upload that each protocol supports today, with its settings:"
     # Unchecked rounds need an explicit option, so do not recommend them.
     usable = [option for option in comparison.options if option.costs.is_checked and request.setting(option.scheme)]
     for protocol in comparison.protocols:
@@ -92,7 +92,7 @@ def advice(request: PlanRequest, comparison: Comparison) -> Iterator[str]:
     yield from _left_out(comparison, are_absent=True)
     yield "NVFlare's secure() and `secagg serve --set` take the same settings, without secagg-."
     others = ", ".join(scheme for scheme in Scheme if not request.setting(scheme))
-    yield f"Only `secagg train` supports these, no platform does: {others}."
+    yield f"Only `secagg train` supports these; platforms do not: {others}."
     yield _dropouts(request)
     for scheme in WHOLE_UPDATES:
         if (noise := request.noise(scheme)) > MOST_CODE_NOISE:
@@ -140,7 +140,7 @@ def _left_out(comparison: Comparison, *, are_absent: bool) -> Iterator[str]:
 
 def _dropouts(request: PlanRequest) -> str:
     clients, corrupted = request.clients, usual_corrupted(request.clients)
-    said = f"{request.most_dropped} of {clients:,} clients may drop out (--dropped) and {corrupted:,} be corrupted"
+    said = f"{request.most_dropped} of {clients:,} clients may drop out (--dropped) and {corrupted:,} may be corrupted"
     if clients > LARGEST_WHOLE_COMMITTEE:
         return f"{said}."
     curious, active = (

@@ -291,7 +291,7 @@ class Comparison:
 
 
 def compare(request: PlanRequest) -> Comparison:
-    """Compute the cost of every combination; impossible ones are left out, with the library's error as the reason."""
+    """Compute the cost of every combination; impossible ones are omitted, with the library's error as the reason."""
     options, left_out = list[Option](), dict[tuple[str, str], list[Scheme]]()
     for entry in map(find, names()):
         for scheme in Scheme:

@@ -1,7 +1,7 @@
 """Estimates how long a session takes on this machine, by measuring small sessions and scaling them by counted work.
 
 For each protocol and kind of layout, a short and a longer session are run. Their difference gives the seconds per word;
-what remains of the short session's time gives the seconds per step.
+the rest of the short session's time gives the seconds per step.
 
 Four small sessions also give the server's fixed time, to extrapolate to thousands or millions of clients. All times are
 processor time, so a busy machine gives the same result.
@@ -333,13 +333,13 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
         name="a client computes",
         value=one.client_seconds / each,
         unit="s",
-        assumes="one core like this one, all messages together; a device that is ten times slower takes ten times that",
+        assumes="one core like this one, all messages together; a device ten times slower takes ten times longer",
     )
     yield Line(
         name="all clients send",
         value=bytes_in,
         unit="B",
-        assumes="no client sends twice; one in twenty drops out, but is counted",
+        assumes="no client sends twice; one in twenty drops out, but its bytes count",
     )
     yield Line(
         name="receiving uploads",

@@ -58,7 +58,7 @@ def test_the_advised_settings_can_be_typed(options: dict[str, Any]) -> None:
     assert lacking - {Scheme.PRUNING} == {Scheme.DITHERED, Scheme.SKETCH}
     assert (Scheme.PRUNING in lacking) == (request.sparsity == 0)
     assert (
-        f"Only `secagg train` supports these, no platform does: {', '.join(s for s in Scheme if s in lacking)}."
+        f"Only `secagg train` supports these; platforms do not: {', '.join(s for s in Scheme if s in lacking)}."
         in "\n".join(advice(request, compare(request)))
     )
 

@@ -192,7 +192,7 @@ REFUSED = {
         ((*PEAK, "compression.harm=0.1"), "compression.rate = 'auto'"),
         ((*PEAK, "compression.rate=auto", "compression.cohort_bits=3.0"), "finds the bits itself"),
         ((*PEAK, "compression.rate=auto", "compression.places=3"), "finds the bits itself"),
-        (("compression.scheme=sketch", "compression.lengths=voted", "secagg.protocol=enclave"), "blocks vote"),
+        (("compression.scheme=sketch", "compression.lengths=voted", "secagg.protocol=enclave"), "voting needs blocks"),
         # Lengths that nobody checks.
         (("compression.scheme=sketch",), "set compression.lengths = 'fixed', or secagg.settings"),
         (("compression.scheme=sketch", "secagg.protocol=enclave"), "'median' or 'fixed'"),

@@ -55,11 +55,11 @@ def dirichlet_partition(labels: npt.NDArray[np.int64], dealing: Dealing) -> list
     clients, alpha, spread = dealing.clients, dealing.alpha, dealing.spread
     if clients < 1 or clients * LEAST_EXAMPLES > len(labels):
         raise InvalidParameters(
-            f"{len(labels)} examples cannot be dealt out to {clients} clients; "
-            f"use from 1 to {len(labels) // LEAST_EXAMPLES} clients, so that each holds {LEAST_EXAMPLES} or more"
+            f"{len(labels)} examples cannot be divided among {clients} clients; "
+            f"use 1 to {len(labels) // LEAST_EXAMPLES} clients, so that each has at least {LEAST_EXAMPLES}"
         )
     if not alpha > 0 or not spread >= 0:
-        raise InvalidParameters(f"alpha must be above 0 and the spread of sizes at least 0; they are {alpha}, {spread}")
+        raise InvalidParameters(f"alpha must be above 0 and the spread of sizes at least 0; got {alpha} and {spread}")
     coins = generator(seed_of(dealing.seed, Stream.PARTITION))
     count = int(labels.max()) + 1
     pools = [list[int](coins.permutation(np.flatnonzero(labels == label)).tolist()) for label in range(count)]
@@ -133,7 +133,7 @@ class PreparedData:
 
     def client(self, number: int) -> Examples:
         if not 0 <= number < len(self.parts):
-            raise InvalidParameters(f"there is no client {number}; they have the numbers 0 to {len(self.parts) - 1}")
+            raise InvalidParameters(f"there is no client {number}; clients are numbered 0 to {len(self.parts) - 1}")
         part = self.parts[number]
         return Examples(self.transform(self.train.rows[part], number), torch.as_tensor(self.train.labels[part]))
 
@@ -241,13 +241,13 @@ _WORD: Final = re.compile(r"[\w']+|[.,!?;]")
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into words and marks."""
+    """Split a text into words and punctuation marks."""
     return _WORD.findall(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words with their own number; all others share one, and so does the padding."""
+    """Words with a number each; all unknown words share one number, and padding has one."""
 
     numbers: Mapping[str, int]
     unknown: int
@@ -317,7 +317,7 @@ def leaf_users(path: Path) -> Iterator[LeafUser]:
             raise InvalidParameters(f"{path}: `x` and `y` of the user {user!r} must be lists of one length")
         found = LeafUser(user, cast("list[object]", items), cast("list[object]", labels))
         if isinstance(counts, list) and cast("list[object]", counts)[place : place + 1] != [len(found.items)]:
-            raise InvalidParameters(f"{path}: `num_samples` of {user!r} is not the {len(found.items)} that are there")
+            raise InvalidParameters(f"{path}: `num_samples` of {user!r} does not match its {len(found.items)} examples")
         yield found
 
 
@@ -325,7 +325,7 @@ def label_of(value: object, classes: int, user: str) -> int:
     """Return a label as a number."""
     if isinstance(value, int | float) and value in range(classes):
         return int(value)
-    raise InvalidParameters(f"the label {value!r} of the user {user!r} is none of 0 to {classes - 1}")
+    raise InvalidParameters(f"the label {value!r} of the user {user!r} is not between 0 and {classes - 1}")
 
 
 def _table(value: object, path: Path, what: str) -> dict[str, object]:
@@ -439,7 +439,7 @@ def prepare_leaf(name: str, root: Path | None, *, progress: Progress | None = No
         f"`secagg train data prepare {name} --root LEAF/data/{name}`"
     )
     if root is None or not root.is_dir():
-        where = "needs the folder of its files" if root is None else f"is to be read from {root}, which is not a folder"
+        where = "needs the folder of its files" if root is None else f"is read from {root}, which is not a folder"
         raise InvalidParameters(f"the data set {name} {where}; {recipe}")
     halves = [leaf_paths(root, half, recipe) for half in ("train", "test")]
     places = (root / _EMBEDDINGS, root / "data" / _EMBEDDINGS) if name == "sent140" else ()

@@ -5,12 +5,12 @@ Fashion-MNIST has 28x28 images of clothes in ten classes; a subset is bundled, t
 The subset is 12,000 training and 2,000 test images at 4 bits per pixel, which train as well as 8 bits. Both are under
 the MIT licence of Zalando SE, which is next to the subset.
 
-VADER has short texts with human ratings of their mood. The source distribution of vaderSentiment 3.3.2 holds it
+VADER has short texts with human ratings of their sentiment. The source distribution of vaderSentiment 3.3.2 has it
 (``pip download --no-binary :all: --no-deps vaderSentiment==3.3.2``), as
 ``additional_resources/hutto_ICWSM_2014.tar.gz``; either file will do.
 
-The task on Python's standard library is to predict the next character, and a client is a module. Sources and so
-examples differ between versions of Python; ``data_digest`` of a run identifies them.
+The task on Python's standard library is to predict the next character; each client is a module. Sources, and thus
+examples, differ between versions of Python; ``data_digest`` of a run identifies them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def read_idx(path: Path) -> Bytes:
             raw = file.read()
     except FileNotFoundError as error:
         raise InvalidParameters(
-            f"{path} is not there; `apt install dataset-fashion-mnist` puts the full set into {INSTALLED}, "
+            f"{path} does not exist; `apt install dataset-fashion-mnist` puts the full set into {INSTALLED}, "
             "and the data set `fashion` comes with the package"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
@@ -106,7 +106,7 @@ def read_idx(path: Path) -> Bytes:
     axes = raw[3] if raw[:3] == bytes([0, 0, _IDX_BYTES]) and len(raw) > 3 else 0  # noqa: PLR2004 -- the axes' count
     shape = tuple(int.from_bytes(raw[4 + 4 * axis : 8 + 4 * axis]) for axis in range(axes))
     if not axes or len(raw) != 4 + 4 * axes + math.prod(shape):
-        raise InvalidParameters(f"{path} is not an idx file of unsigned bytes, or not a whole one; fetch it again")
+        raise InvalidParameters(f"{path} is not an idx file of unsigned bytes, or is truncated; fetch it again")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
@@ -168,9 +168,9 @@ def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int],
     """Return the texts that are clearly bad (0) or good (1), in lower case."""
     if archive is None or not archive.is_file():
         raise InvalidParameters(
-            f"the data set `vader` needs {'a file' if archive is None else f'the file {archive}, which is not there'}: "
-            "fetch it with `pip download --no-binary :all: --no-deps vaderSentiment==3.3.2`, and name the downloaded "
-            "vaderSentiment-3.3.2.tar.gz as the data's root"
+            f"the data set `vader` needs {'a file' if archive is None else f'{archive}, which does not exist'}: "
+            "fetch it with `pip download --no-binary :all: --no-deps vaderSentiment==3.3.2`, and set the data's root to "
+            "the downloaded vaderSentiment-3.3.2.tar.gz"
         )
     try:
         lines = _lines(archive.read_bytes())
@@ -233,7 +233,7 @@ def stdlib_characters(root: Path | None = None, *, clients: int | None = None) -
     modules = sorted(path for path in folder.glob("*.py") if path.stat().st_size > _LEAST_BYTES)[:clients]
     if not modules:
         raise InvalidParameters(
-            f"{folder} has no Python sources of more than {_LEAST_BYTES} bytes; name a folder that has as data.root"
+            f"{folder} has no Python sources of more than {_LEAST_BYTES} bytes; set data.root to a folder with some"
         )
     coins = generator(seed_of(0, Stream.PARTITION))
     train, test = list[tuple[npt.NDArray[np.int64], Indices]](), list[tuple[npt.NDArray[np.int64], Indices]]()
