@@ -72,7 +72,7 @@ def test_the_number_of_dropouts_is_the_same_everywhere(clients: int, most: int) 
     corrupted = usual_corrupted(clients)
     assert f"for {corrupted} corrupted and {most} dropped clients" in pairwise.costs.plan
     said = starting(list(advice(request, compare(request))), f"{most} of {clients} clients may drop out (--dropped)")
-    assert f"and {corrupted} be corrupted; pairwise masks tolerate at most " in said
+    assert f"and {corrupted} may be corrupted; pairwise masks tolerate at most " in said
     assert SecAggSettings().tolerated_dropouts(clients) == most
 
 

@@ -105,7 +105,7 @@ def test_a_missing_table_has_its_defaults() -> None:
 def test_a_key_like_none_is_answered_with_those_there_are() -> None:
     with pytest.raises(InvalidParameters, match="the keys are "):
         changed(preset("fashion-none"), ["data.zzzzzz=1"])
-    with pytest.raises(InvalidParameters, match="there are fashion"):
+    with pytest.raises(InvalidParameters, match="the presets are fashion"):
         preset("zzzzzz")
 
 
@@ -185,7 +185,7 @@ REFUSED = {
         # Whole updates.
         (("compression.scheme=peak",), "'peak' sends indices"),
         (("compression.scheme=sketch", "compression.bits=9"), "codes must have 1 to 8 bits"),
-        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', 10 times as long"),
+        (("compression.scheme=sketch", "server.optimizer=fedavgm"), "noise of 'sketch', by 10"),
         (("compression.scheme=custom",), "set only the former"),
         (("compression.custom=a:b",), "set only the former"),
         (("compression.rate=auto",), "'peak'"),

@@ -363,7 +363,7 @@ def test_another_engine_than_the_fast_one_is_taken_with_a_word(chosen: Callable[
 
 def test_a_start_of_another_model_is_refused() -> None:
     start = initial_parameters(STRIDE, seed_of(5, Stream.MODEL))
-    with pytest.raises(InvalidParameters, match="of another model"):
+    with pytest.raises(InvalidParameters, match="does not fit this engine's model"):
         list(make_engine("sequential", Tiny).train(start, work((1, 8, 8), 3), PLAIN))
 
 

@@ -155,15 +155,15 @@ FIRST = ("user_data", "f0001_41")
         ((*FIRST,), [], "the entry of 'f0001_41' must be a JSON object"),
         ((*FIRST, "x"), None, "lists of one length"),
         ((*FIRST, "y"), [1, 2], "lists of one length"),
-        (("num_samples",), [4, 3], "`num_samples` of 'f0001_41' is not the 3"),
+        (("num_samples",), [4, 3], "`num_samples` of 'f0001_41' does not match its 3 examples"),
         ((*FIRST, "x", 2), character(0)[1:], "example 2 of the user 'f0001_41'"),
         ((*FIRST, "x", 0), [2.0] * 784, "values from 0 to 1"),
         ((*FIRST, "x", 0), [float("nan")] * 784, "values from 0 to 1"),
         ((*FIRST, "x", 0), ["a"] * 784, "example 0"),
         ((*FIRST, "x", 0), {"a": 1}, "example 0"),
         ((*FIRST, "y", 0), 62, "62 of the user 'f0001_41'"),
-        ((*FIRST, "y", 0), float("nan"), "none of 0 to 61"),
-        ((*FIRST, "y", 0), "a", "none of 0 to 61"),
+        ((*FIRST, "y", 0), float("nan"), "is not between 0 and 61"),
+        ((*FIRST, "y", 0), "a", "is not between 0 and 61"),
     ],
 )
 def test_corrupt_json_is_refused_with_its_place(

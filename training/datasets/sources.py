@@ -169,7 +169,7 @@ def rated_texts(archive: Path | None) -> tuple[list[str], np.ndarray[tuple[int],
     if archive is None or not archive.is_file():
         raise InvalidParameters(
             f"the data set `vader` needs {'a file' if archive is None else f'{archive}, which does not exist'}: "
-            "fetch it with `pip download --no-binary :all: --no-deps vaderSentiment==3.3.2`, and set the data's root to "
+            "fetch it with `pip download --no-binary :all: --no-deps vaderSentiment==3.3.2`, and set data.root to "
             "the downloaded vaderSentiment-3.3.2.tar.gz"
         )
     try:
