@@ -1,4 +1,4 @@
-"""Diagrams in the language of Mermaid, from tables of transitions and from what a session sent."""
+"""Mermaid diagrams of transition tables and of a session's messages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PREFIXES: Final = ("ONE_MESSAGE_", "LIGHT_SECAGG_", "TWO_SERVERS_", "ENCLAVE_")
 
 
 def spoken(kind: str) -> str:
-    """Return the name of a kind of message in words, without that of its protocol."""
+    """Return a message kind's name in words, without its protocol's name."""
     for prefix in _PREFIXES:
         kind = kind.removeprefix(prefix)
     return kind.lower().replace("_", " ")
 
 
 def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
-    """Write a table, which has for each state the messages that are due and the states that follow.
+    """Draw a table that maps each state to the messages it expects and the next states.
 
     Args:
-        other: the state into which every state that the table leaves can fail; empty where there is none.
+        other: state that follows a failure in every state with transitions; empty if there is none.
     """
     first: Any = next(iter(table))
     states = list[Any](first.__class__)
@@ -44,7 +44,7 @@ def diagram_of(table: Mapping[Any, tuple[Any, Any]], other: str = "") -> str:
 
 
 def diagram_of_steps(first: str, steps: Iterable[tuple[str, str, str]]) -> str:
-    """Write steps, each a state, what happens, and the state that follows."""
+    """Draw steps; each is a state, a call, and the next state."""
     listed = list(steps)
     ends = dict.fromkeys(after for _, _, after in listed if after not in {state for state, _, _ in listed})
     lines = ["stateDiagram-v2", f"    [*] --> {first}"]
@@ -54,7 +54,7 @@ def diagram_of_steps(first: str, steps: Iterable[tuple[str, str, str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message, or the name of a stage: then there is no sender."""
+    """A message, or the name of a stage, which has no sender."""
 
     text: str
     sender: str = ""
@@ -62,7 +62,7 @@ class Sent:
 
 
 def sequence_of(parties: Iterable[str], sent: Iterable[Sent]) -> str:
-    """Write what parties sent to one another."""
+    """Draw the messages between parties."""
     named = {party: f"P{number}" for number, party in enumerate(parties)}
     first, *_, last = named.values()
     lines = ["sequenceDiagram", *(f"    participant {short} as {party}" for party, short in named.items())]

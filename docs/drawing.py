@@ -1,6 +1,6 @@
-"""SVG of the two kinds of Mermaid diagrams that this site has, so that no page needs a script to show one.
+"""SVG for the two kinds of Mermaid diagrams on this site, so that pages need no script.
 
-A drawing is 380 units wide, which is a phone, and takes its colours from the page.
+A drawing is 380 units wide, like a phone, and takes its colours from the page.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NOTE = re.compile(r"^\s*Note over [\w,]+: (.*)$")
 _MESSAGE = re.compile(r"^\s*(\w+)->>(\w+): (.*)$")
 _OUTSIDE: Final = "[*]"
 _ON_A_RAIL: Final = 3
-"""So many arrows into one state are drawn as one."""
+"""Minimum number of arrows into one state that are drawn as one."""
 _HEAD: Final = 5
 _LANE: Final = 62
-"""How far apart arrows beside the column are."""
+"""Distance between arrows next to the column."""
 
 
 def fence(source: str, language: str, css_class: str, options: Any, md: Any, **more: Any) -> str:  # noqa: ANN401, ARG001 -- as pymdownx calls it
@@ -36,14 +36,14 @@ def drawing(source: str) -> str:
     """Return the SVG of a diagram.
 
     Raises:
-        ValueError: it is of another kind, or a line of it means nothing here.
+        ValueError: the kind of diagram or one of its lines is not supported.
     """
     kind, *lines = source.strip().splitlines()
     if kind == "stateDiagram-v2":
         return _states([_matched(_EDGE, line) for line in lines])
     if kind == "sequenceDiagram":
         return _sequence(lines)
-    raise ValueError(f"no {kind} is drawn here; write a stateDiagram-v2 or a sequenceDiagram")
+    raise ValueError(f"{kind} is not supported; write a stateDiagram-v2 or a sequenceDiagram")
 
 
 # --- States -----------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def _states(edges: list[tuple[str, ...]]) -> str:
             drawn.append(_text(middle + 8, places[before] + _BOX + 27, [_said(labels)], anchor="start"))
         else:
             aside.append((abs(column.index(after) - column.index(before)), before, after))
-    # The longest go outside, so that no arrow crosses another's words.
+    # The longest go outside, so that no arrow crosses another's label.
     for number, (_, before, after) in enumerate(sorted(aside)):
         lane, start, end = right + 16 + _LANE * number, places[before] + 8 + 5 * number, places[after] + 17 + 5 * number
         drawn.append(_arrow(f"M{right} {start}H{lane}V{end}H{right}"))
@@ -96,7 +96,7 @@ def _said(labels: list[str]) -> str:
 
 
 def _ends(state: str, edges: list[tuple[str, ...]]) -> bool:
-    """Whether nothing but the end follows a state."""
+    """Whether only the end follows a state."""
     return all(after == _OUTSIDE for before, after, _ in edges if before == state)
 
 
@@ -120,7 +120,7 @@ def _sequence(lines: list[str]) -> str:
             drawn.append(_arrow(f"M{start:g} {top + 18}H{end:g}"))
             top += 32
         elif not _PARTY.match(line):
-            raise ValueError(f"{line.strip()!r} means nothing in a sequence that is drawn here")
+            raise ValueError(f"{line.strip()!r} is not supported in a sequence diagram")
     heads = [_box(place - 48, 6, 96, parties[short]) for short, place in places.items()]
     lives = [f'<path class="life" d="M{place:g} 36V{top + 8}"/>' for place in places.values()]
     return _svg(top + 14, [*lives, *heads, *drawn], f"Sequence diagram of {', '.join(parties.values())}")
@@ -167,7 +167,7 @@ def _arrow(path: str, *, dashed: bool = False) -> str:
 
 
 def _end_of(path: str) -> tuple[float, float, tuple[float, float]]:
-    """Return where a path ends, and where its last stroke begins."""
+    """Return the end of a path and the start of its last stroke."""
     x = y = 0.0
     before = (x, y)
     for stroke in re.findall(r"[MHVv][^MHVv]*", path):
@@ -187,5 +187,5 @@ def _end_of(path: str) -> tuple[float, float, tuple[float, float]]:
 def _matched(pattern: re.Pattern[str], line: str) -> tuple[str, ...]:
     found = pattern.match(line)
     if found is None:
-        raise ValueError(f"{line.strip()!r} means nothing in a diagram that is drawn here")
+        raise ValueError(f"{line.strip()!r} is not supported in a state diagram")
     return tuple(group or "" for group in found.groups())

@@ -1,4 +1,4 @@
-"""Parts of pages that follow from the code or from results; a page asks for one by a line ``{{ name arguments }}``."""
+"""Generates parts of pages from code and results; a page includes one by a line ``{{ name arguments }}``."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from tests.harness.house import shipped_modules
 RESULTS: Final = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"^(?P<margin> *)\{\{ (?P<name>[a-z_]+)(?P<arguments>(?: [^ }]+)*) \}\}$", re.MULTILINE)
 _SITE = re.compile(r"\]\(site:([^)]+)\)")
-"""A link from wherever it will stand, by the path of a page of the site."""
+"""Link to a page by its path in the site; made relative when inserted."""
 _LABEL = re.compile(r"\bLabel\.([A-Z0-9_]+)")
 _COLUMNS: Final = "100"
 _WIDTH: Final = 80
 _ROW_WEIGHTS: Final = 100
-"""Values of a row of the matrix that stands for a model."""
+"""Number of values in a row of the matrix that represents a model."""
 
 
 def filled(page: str, text: str) -> str:
-    """Return a page with all that it asks for in place.
+    """Return a page with every requested part inserted.
 
     Raises:
-        ValueError: it asks for what nothing here makes.
+        ValueError: the page requests an unknown part.
     """
     running = _Running(text)
 
@@ -54,7 +54,7 @@ def filled(page: str, text: str) -> str:
             return running.printed(place.start())
         maker = _MAKERS.get(place["name"])
         if maker is None:
-            raise ValueError(f"{page} asks for {place['name']!r}; there are {', '.join(_MAKERS)}")
+            raise ValueError(f"{page} requests {place['name']!r}; the parts are {', '.join(_MAKERS)}")
         return indent(maker(*place["arguments"].split()), place["margin"])
 
     beside = dirname(page) or "."
@@ -62,14 +62,14 @@ def filled(page: str, text: str) -> str:
 
 
 class _Running:
-    """The Python of a page, run as far as what it prints is asked for."""
+    """A page's Python code, run up to each requested output."""
 
     def __init__(self, text: str) -> None:
         self._text, self._place = text, 0
         self._namespace: dict[str, object] = {"__name__": "__main__"}
 
     def printed(self, place: int) -> str:
-        """Return what the blocks since the last place that was asked for print, as a block."""
+        """Return the output of the blocks since the last requested place, as a block."""
         blocks = [block for block in blocks_of(self._text[self._place : place]) if block.language == "python"]
         self._place, said = place, StringIO()
         with redirect_stdout(said):
@@ -82,16 +82,16 @@ class _Running:
 
 
 def trust() -> str:
-    """Return the parties that each protocol's clients trust, by its entry in the registry."""
+    """Return the parties that each protocol's clients trust, according to the registry."""
     rows = [
         (f"[{name}](site:protocols/{name}.md)", entry.trust, str(len(entry.stages)), entry.summary)
         for name, entry in _entries()
     ]
-    return table(("protocol", "a client has to believe in", "exchanges", "in a line"), rows)
+    return table(("protocol", "a client trusts", "round trips", "summary"), rows)
 
 
 def plan(clients: str, values: str, *only: str) -> str:
-    """Return what `secagg plan` says of 8-bit updates by each protocol, or by some: the same functions, called here."""
+    """Return `secagg plan`'s costs of 8-bit updates for all or some protocols, from the same functions."""
     request = PlanRequest(shapes={"w": (int(values) // _ROW_WEIGHTS, _ROW_WEIGHTS)}, clients=int(clients), bits=8)
     comparison, network = compare(request), Network()
     rows = list[Sequence[str]]()
@@ -110,7 +110,7 @@ def plan(clients: str, values: str, *only: str) -> str:
                     in_seconds(seconds.round),
                 )
             )
-    heads = ("protocol", "exchanges", "a client sends", "receives", "with helpers", "a client works", "server", "round")
+    heads = ("protocol", "round trips", "a client sends", "receives", "with helpers", "client time", "server", "round")
     if only:
         return table(("for one session", ""), [pair for row in rows for pair in zip(heads[1:], row[1:], strict=True)])
     return table(heads, rows)
@@ -124,17 +124,17 @@ def _entries() -> Iterator[tuple[str, Any]]:
 
 
 def sequence(protocol: str) -> str:
-    """Return the diagram of what a session sent a moment ago."""
+    """Return the diagram of the messages of a session that is run now."""
     return f"```mermaid\n{machines.sequence(protocol)}\n```"
 
 
 def states(machine: str) -> str:
-    """Return the diagram of a machine."""
+    """Return the diagram of a state machine."""
     return f"```mermaid\n{machines.states(machine)}\n```"
 
 
 def settings(protocol: str) -> str:
-    """Return the options of a protocol, their defaults and purposes, as they are declared."""
+    """Return the options of a protocol, their defaults and purposes, as declared."""
     listed = rows(find(protocol).settings)
     return table(("option", "default", "purpose"), [(f"`{name}`", f"`{shown}`", said) for name, shown, said in listed])
 
@@ -143,7 +143,7 @@ def settings(protocol: str) -> str:
 
 
 def api(module: str) -> str:
-    """Return what mkdocstrings shows of every name of a face."""
+    """Return mkdocstrings' directives for every public name of a module."""
     face = import_module(module)
     held = {name: getattr(face, name) for name in cast("list[str]", face.__all__)}
     found = [f"{value.__module__}.{name}" for name, value in held.items() if hasattr(value, "__module__")]
@@ -151,7 +151,7 @@ def api(module: str) -> str:
 
 
 def modules(*names: str) -> str:
-    """Return what mkdocstrings shows of whole modules, under their full names."""
+    """Return mkdocstrings' directives for whole modules, under their full names."""
     return "\n\n".join(f"::: secagg.{name}\n    options:\n      show_root_full_path: true" for name in names)
 
 
@@ -185,7 +185,7 @@ def commands() -> str:
 
 def _all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     yield parser
-    for action in parser._actions:  # noqa: SLF001 -- argparse names them nowhere else
+    for action in parser._actions:  # noqa: SLF001 -- argparse has no public list
         choices: Any = action.choices
         if isinstance(choices, dict):
             below: argparse.ArgumentParser
@@ -194,19 +194,19 @@ def _all_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def file(path: str, name: str = "") -> str:
-    """Return a file of the repository as a block that a reader saves, by its own name or another."""
+    """Return a file of the repository as a block to save, under its own name or another."""
     language = {".py": "python", ".toml": "toml"}[Path(path).suffix]
     return f'```{language} title="{name or path}"\n{document(path).rstrip()}\n```'
 
 
 def typed(path: str) -> str:
-    """Return what a document of the repository has its reader type first."""
+    """Return the first block of commands in a document of the repository."""
     commands = document(path).partition("\n```\n")[2].partition("```\n")[0]
     return f"```console\n{indent(commands, '$ ')}```"
 
 
 def said(path: str) -> str:
-    """Return what a document of the repository says that its commands print: its second block."""
+    """Return the second block of a document of the repository: its commands' output."""
     return f"```text\n{[block for block in blocks_of(document(path)) if not block.language][1].body}```"
 
 
@@ -214,7 +214,7 @@ def said(path: str) -> str:
 
 
 def threats() -> str:
-    """Return what an attacker tries at each boundary, why it fails, and the tests that show it."""
+    """Return the attacks at each boundary, why they fail, and the tests that show it."""
     boundaries = tomllib.loads(document("tests/threats.toml"))["boundary"]
     heads = ("an attacker tries", "it fails because", "shown by")
     return "\n\n".join(
@@ -231,7 +231,7 @@ def threats() -> str:
 
 
 def claims() -> str:
-    """Return the ledger of claims, each with what it rests on and what it does not say."""
+    """Return the ledger of claims, each with its evidence, assumptions and limits."""
     ledger = tomllib.loads(document("proofs/claims.toml"))["claim"]
     return "\n\n".join(_claim(claim) for claim in ledger)
 
@@ -261,13 +261,13 @@ _HANDED: Final = (
     "privacy.client_noise",
 )
 _SUSPENDED: Final = {"pairwise_mask": ("session.sealed_state", "protocols.pairwise_mask.client_record")}
-"""Modules of values that an application hands to a client, and of what a client needs that is suspended."""
+"""Modules of values that an application passes to a client, and of a suspended client's state."""
 
 
 def review(protocol: str) -> str:
-    """Return what an import of a protocol's client executes: files in reading order, each behind those that it uses.
+    """Return the files that importing a protocol's client executes, in reading order: each after those it uses.
 
-    A second table has what an application hands to the client, with what that uses.
+    A second table has the values that an application passes to the client, and their imports.
     """
     client = f"secagg.protocols.{protocol}.client"
     handed = [f"secagg.{module}" for module in (*_HANDED, *_SUSPENDED.get(protocol, ()))]
@@ -276,7 +276,7 @@ def review(protocol: str) -> str:
     return "\n\n".join(
         [
             _files("{} files, {:,} lines of code.", read),
-            _files("With what an application hands to it: {} files, {:,} lines.", apart),
+            _files("With the values that an application passes: {} files, {:,} lines.", apart),
         ]
     )
 
@@ -292,7 +292,7 @@ def _files(sentence: str, read: Mapping[str, int]) -> str:
 
 
 def scoreboard() -> str:
-    """Return the verdicts on attacks on other libraries and on this one, and what each script found."""
+    """Return the verdicts of attacks on other libraries and on this one, with each script's findings."""
     # The page has the title.
     verdicts = (RESULTS / "scoreboard.md").read_text(encoding="utf-8").partition("\n")[2].strip()
     verdicts = verdicts.replace("](scoreboard.json)", "](/benchmarks/results/scoreboard.json)")

@@ -1,4 +1,4 @@
-"""What MkDocs calls: pages that are made of documents, of code and of results stand beside those in ``pages``."""
+"""MkDocs hooks: add pages made from documents, code and results to those in ``pages``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from docs import generated, included, tables
 
 _FOUND: Final = included.Found()
 _PACKAGE: Final = included.ROOT / "build" / "site" / "package"
-"""Where the package stands with its rooms as folders: what reads docstrings follows no links."""
+"""Copy of the package with real folders, because the docstring reader follows no links."""
 
 _SECTION = re.compile(r"(?<=[^\n])\n( +(?:Args|Returns|Raises|Yields):\n)")
 
 
 def on_startup(*, command: str, dirty: bool) -> None:
-    """Lay the package out as a wheel does."""
+    """Copy the package in the layout of a wheel."""
     del command, dirty
     shutil.rmtree(_PACKAGE, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "*.md")
@@ -28,20 +28,20 @@ def on_startup(*, command: str, dirty: bool) -> None:
     for room in ("compression", "protocols", "training"):
         Path(package, room, "__init__.py").touch()
     for module in package.rglob("*.py"):
-        # Sections of docstrings follow one another here, and readers of docstrings ask for an empty line between them.
+        # Docstring readers need an empty line between sections; docstrings here have none.
         text = module.read_text(encoding="utf-8")
         module.write_text(_SECTION.sub(r"\n\n\1", text), encoding="utf-8")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Give examples their place."""
+    """Add examples to the navigation."""
     guides = next(entry["Guides"] for entry in config.nav or () if "Guides" in entry)
     guides.extend(included.EXAMPLES.values())
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add every page that stands in no file of its own."""
+    """Add every page that has no file in ``pages``."""
     for path, page in included.PAGES.items():
         files.append(File.generated(config, page, content=_FOUND.linked(included.document(path), page, path)))
     written = {page: generated.filled(page, text) for page, text in _own_pages(files)}
@@ -56,7 +56,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Name the column of each cell of a table."""
+    """Label each table cell with its column."""
     return tables.labelled(html)
 
 

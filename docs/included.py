@@ -1,7 +1,7 @@
-"""Documents of the repository as pages of the site: read where they stand, never copied.
+"""Documents of the repository as pages of the site; read in place, never copied.
 
-A link to a document leads to its page, one to a source file to a page with that file, and one to a picture to the
-picture. A page of the site names a file of the repository by its path from the root: ``](/protocols/README.md)``.
+A link to a document leads to its page, a link to a source file to a page with that file, and a link to a picture to the
+picture. A page of the site links to a repository file by its path from the root: ``](/protocols/README.md)``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ EXAMPLES: Final = {
     for folder in sorted((ROOT / "examples").glob("*/README.md"))
     if f"examples/{folder.parent.name}/README.md" not in _NAMED
 }
-"""Examples that have a document and no name here; the navigation has them behind the page of all examples."""
+"""Examples with a document that is not listed above; they follow the page of all examples in the navigation."""
 PAGES: Final = _NAMED | EXAMPLES
 """Each document, and its page."""
 SHOWN_IN: Final = {"benchmarks/results/scoreboard.md": "trust/attacks.md"}
-"""Documents that are a part of a page."""
+"""Documents included in another page."""
 SOURCES: Final = "source"
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 _NO_PROSE = re.compile(r"^(?P<mark>```+|~~~+).*?^(?P=mark)\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -69,21 +69,21 @@ _LANGUAGES: Final = {".py": "python", ".toml": "toml", ".v": "coq", ".ml": "ocam
 
 
 class Found:
-    """What pages lead to that is no page yet: source files, and pictures."""
+    """Files that pages link to and that are not pages yet: source files and pictures."""
 
     def __init__(self) -> None:
-        """Nothing was found yet."""
+        """Start empty."""
         self.sources, self.pictures = set[str](), set[str]()
 
     def page_of(self, path: str) -> str | None:
-        """Return where a file of the repository stands in the site; None if it is a folder without a document.
+        """Return the path of a repository file in the site; None if it is a folder without a document.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
         file = ROOT / path
         if not file.exists():
-            raise FileNotFoundError(f"{path} is linked to, and is not there; repair the link, or write the file")
+            raise FileNotFoundError(f"{path} is linked but does not exist; repair the link, or write the file")
         if file.is_dir():
             document = normpath(join(path, "README.md"))
             return PAGES.get(document)
@@ -96,11 +96,11 @@ class Found:
         return source_page(path)
 
     def linked(self, text: str, page: str, document: str | None = None) -> str:
-        """Return a text whose links to files of the repository lead to where those are in the site.
+        """Return a text with links to repository files changed to their paths in the site.
 
         Args:
-            page: where the text stands in the site.
-            document: where it stands in the repository; None for a page of the site, whose own links stay.
+            page: path of the text in the site.
+            document: path of the text in the repository; None for a page of the site, whose own links stay.
         """
 
         def led(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Every link of the built site, followed; and nothing that a page would fetch from elsewhere while somebody reads."""
+"""Checks every link of the built site, and that pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NOT_FETCHED: Final = frozenset({"canonical", "next", "prev", "alternate"})
 
 
 def main() -> None:
-    """Check a folder, and end with every fault."""
+    """Check a folder, and exit with all faults."""
     folder = Path(sys.argv[1])
-    faults = list(faults_of(folder)) if (folder / "index.html").exists() else [f"{folder} holds no site; build it"]
+    faults = list(faults_of(folder)) if (folder / "index.html").exists() else [f"{folder} contains no site; build it"]
     if faults:
         sys.exit("\n".join(["repair these links of the site:", *faults]))
-    print(f"{sum(1 for _ in folder.rglob('*.html'))} pages, and every link leads somewhere")
+    print(f"{sum(1 for _ in folder.rglob('*.html'))} pages; every link works")
 
 
 def faults_of(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each link that leads nowhere, and for each thing that is fetched from elsewhere."""
+    """Yield a sentence for each broken link, and for each resource loaded from another host."""
     pages = {page.resolve(): _read(page) for page in sorted(folder.rglob("*.html"))}
     for page, read in pages.items():
         name = page.relative_to(folder.resolve())
@@ -34,23 +34,23 @@ def faults_of(folder: Path) -> Iterator[str]:
                 continue
             if parts.scheme or parts.netloc:
                 if is_fetched:
-                    yield f"{name}: {target} is fetched from elsewhere; keep it in the site"
+                    yield f"{name}: {target} is loaded from another host; keep it in the site"
                 continue
             base = folder.resolve() / parts.path.lstrip("/") if parts.path.startswith("/") else page.parent / parts.path
             led = page if not parts.path else Path(unquote(str(base))).resolve()
             led = led / "index.html" if led.is_dir() else led
             if not led.exists():
-                yield f"{name}: {target} is not there"
+                yield f"{name}: {target} does not exist"
             elif parts.fragment and led in pages and unquote(parts.fragment) not in pages[led].names:
-                yield f"{name}: {target} has no such part"
+                yield f"{name}: {target} has no such anchor"
 
 
 @dataclass(slots=True)
 class _Read:
-    """What a page has."""
+    """Anchors and links of a page."""
 
     targets: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
-    """Where its links lead, and whether a browser fetches that by itself."""
+    """Targets of its links, and whether a browser loads each automatically."""
     names: set[str] = field(default_factory=set[str])
 
 

@@ -1,4 +1,4 @@
-"""Every page of the site in Chromium, at 1280 and 400 pixels: nothing is cut off, and no picture is missing.
+"""Checks every page of the site in Chromium, at 1280 and 400 pixels, for clipped content and missing pictures.
 
 python -m docs.look build/site/html
 """
@@ -31,14 +31,14 @@ FAULTS: Final = """() => {
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Files of a folder, without a log."""
+    """Serves a folder without logging."""
 
     def log_message(self, *_: Any) -> None:  # noqa: ANN401 -- as in the base class
-        """Say nothing."""
+        """Log nothing."""
 
 
 def faults_of(site: Path) -> list[str]:
-    """Return what is cut off or missing, page by page; sources that pages lead to are left out."""
+    """Return clipped or missing content, page by page; pages of source files are skipped."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 -- only `make site-look` has it
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
@@ -60,7 +60,7 @@ def faults_of(site: Path) -> list[str]:
 
 
 def main() -> None:
-    """End with the faults of the site in the folder that is named, if it has any."""
+    """Exit with the faults of the site in the given folder, if it has any."""
     found = faults_of(Path(sys.argv[1]))
     sys.exit("\n".join(found) or 0)
 

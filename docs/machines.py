@@ -1,4 +1,4 @@
-"""What the protocols' machines do, watched: their tables, the states that calls lead to, and what a session sends."""
+"""Observes the protocols' state machines: their tables, the states that calls reach, and a session's messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OPENING: Final = {
     "two-servers": "secagg.protocols.two_servers.simulation.open_session",
     "one-message": "secagg.protocols.one_message.simulation.open_session",
 }
-"""Where a simulation opens a session with its helpers."""
+"""Functions by which simulations open a session with its helpers."""
 _CLIENTS: Final = 5
 _MODEL: Final = bytes(32)
 
@@ -49,13 +49,13 @@ _MODEL: Final = bytes(32)
 
 
 def sequence(protocol: str) -> str:
-    """Return what a session of five clients sent, each message once."""
+    """Return the messages of a session of five clients, each once."""
     helper, sent = HELPERS.get(protocol), messages_of(protocol)
     return sequence_of(("Each client", "Server", *([helper] if helper else [])), sent)
 
 
 def messages_of(protocol: str) -> list[Sent]:
-    """Run a session, and return its stages and messages in the order in which each kind came first."""
+    """Run a session, and return its stages and kinds of messages in order of first occurrence."""
     entry, sent = find(protocol), {"opening": list[Sent]()}
 
     def say(message: bytes | str, sender: str, receiver: str) -> None:
@@ -98,7 +98,7 @@ def _zeros(layout: Layout) -> LazyUpdate:
 
 
 def _opened(protocol: str, say: Say, opening: Callable[[], Any]) -> Any:  # noqa: ANN401 -- the protocol's own session
-    """Open a session whose messages to its helpers are heard."""
+    """Open a session and record its messages to its helpers."""
     if (place := _OPENING.get(protocol)) is None:
         return opening()
     module, _, name = place.rpartition(".")
@@ -138,7 +138,7 @@ def _hear_enclave(helpers: Any, say: Say) -> Any:  # noqa: ANN401 -- likewise
 
 
 class _HeardEnclave:
-    """The connection to an enclave, and what goes over it."""
+    """Connection to an enclave that reports its messages."""
 
     def __init__(self, connection: Any, say: Say) -> None:  # noqa: ANN401 -- anything that a host calls
         self._connection, self._say = connection, say
@@ -169,12 +169,12 @@ class _HeardEnclave:
 
 
 def states(machine: str) -> str:
-    """Return the diagram of a machine, by its name below."""
+    """Return the diagram of a state machine, by its name below."""
     return _MACHINES[machine]()
 
 
 def explored(machine: Any, calls: Mapping[str, Callable[[Any], object]]) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401
-    """Yield every step that calls lead to, from state to state; a call that is refused is none."""
+    """Yield every transition that calls cause; a refused call causes none."""
     waiting, seen = [machine], {machine.state}
     while waiting:
         now = waiting.pop(0)

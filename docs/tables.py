@@ -1,4 +1,4 @@
-"""Tables that narrow screens show as a list: each cell knows what its column is called."""
+"""Tables that narrow screens show as lists: each cell has its column's heading."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CELL: Final = re.compile(r"<td\b([^>]*)>(.*?)</td>", re.DOTALL)
 
 
 def labelled(page: str) -> str:
-    """Return the HTML of a page whose cells of tables have the text of their column's head in ``data-label``.
+    """Return a page's HTML with each table cell's column heading in ``data-label``.
 
-    What a cell holds is one element, so that it can stand beside that text.
+    A cell's content becomes one element, so that it can be placed next to the heading.
     """
     return _TABLE.sub(lambda found: _labelled(found[0]), page)
 
