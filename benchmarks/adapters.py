@@ -1,9 +1,9 @@
 """Perplexities and bytes of the methods of ``secagg.adapters``: eight clients with texts of six kinds, three seeds.
 
-The base is a Qwen2 of 0.58 M parameters, trained here on the standard library's sources; clients have Markdown,
-JavaScript and Coq of this repository, and licences, Perl and C headers of the machine. Updates are encoded by the
-plug-ins' own code with the settings of the plan; the ideal sum stands in for a protocol, whose sum is the same. It
-needs torch, transformers and peft, downloads nothing, and takes minutes.
+The base is a Qwen2 with 0.58 M parameters, trained here on the standard library's sources; clients have Markdown,
+JavaScript and Coq from this repository, and licences, Perl and C headers from the machine. The plug-ins' own code
+encodes updates with the plan's settings; an ideal sum replaces the protocol's, which is equal. The script needs torch,
+transformers and peft, downloads nothing, and takes minutes.
 
     PYTHONPATH=. python benchmarks/adapters.py build/adapters benchmarks/results/adapters.json
 """
@@ -71,7 +71,7 @@ def joined(paths: Iterable[Path], most: int) -> str:
 
 
 def windows(tokens: Any, count: int, seed: int, length: int) -> Any:  # noqa: ANN401 -- of PyTorch
-    """Return a batch of pieces of a text."""
+    """Return a batch of excerpts of a text."""
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, len(tokens) - length - 1, (count,), generator=drawn)
     begun = cast("list[int]", starts.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -121,7 +121,7 @@ def stepped(model: Any, optimizer: Any, batch: Any) -> None:  # noqa: ANN401 -- 
 
 
 class Federation:
-    """Eight clients, of which two have text of a kind that another has, and texts that nobody trains on."""
+    """Eight clients, two of which share another's kind of text, and held-out texts."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         """Divide the texts."""
@@ -162,11 +162,11 @@ class Federation:
 
     @torch.no_grad()
     def perplexity(self, model: Any) -> float:  # noqa: ANN401 -- of PEFT
-        """Return the perplexity of the texts that nobody trains on."""
+        """Return the perplexity of the held-out texts."""
         return float(model(input_ids=self.test, labels=self.test).loss.exp())
 
     def run(self, method: str, code: str) -> dict[str, Any]:
-        """Train, and return the perplexity, and the bytes of one client in a round."""
+        """Train; return the perplexity and one client's bytes in a round."""
         began, model = time.monotonic(), self.model(method)
         plan, rate = AdapterPlan.of(model, method), RATES[method]
         rounds = Rounds(SecAggSettings(**plan.settings([rate] * STEPS, clients=CLIENTS)))
@@ -215,7 +215,7 @@ def summed(rounds: Rounds, sent: Arrays, models: list[Arrays], turn: int) -> tup
 
 
 def trained(model: Arrays) -> Callable[[], Trained]:
-    """Return a training that is over."""
+    """Return a training function with a fixed result."""
     return lambda: Trained([model], lambda _: 1)
 
 
@@ -229,7 +229,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def main(folder: str, to: str) -> None:
-    """Run what is missing, and write all."""
+    """Run the missing configurations, and write all results."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     lines = Path(folder, "runs.jsonl")

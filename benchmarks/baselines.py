@@ -1,7 +1,7 @@
-"""Baselines at equal bytes and schedule: methods of others against this library's codes, on the bundled images.
+"""Baselines at equal bytes and schedule: other methods against this library's codes, on the bundled images.
 
-Each is a custom scheme (`--set compression.scheme=benchmarks/baselines.py:pruned`) or a change of a preset, and
-sends about the bytes of the 1-bit linear sketch, 1.5 kB, unless its name says otherwise. Rates are those of the
+Each is a custom scheme (`--set compression.scheme=benchmarks/baselines.py:pruned`) or a changed preset, and
+sends about as much as the 1-bit linear sketch, 1.5 kB, unless its name says otherwise. Rates are those of the
 uncompressed run: no baseline was tuned, and neither were the codes.
 
     python benchmarks/baselines.py build/baselines --rounds 100 --json benchmarks/results/baselines.json
@@ -39,7 +39,7 @@ BITS: Final = 16
 CLIP: Final = 0.25
 FRACTION_BITS: Final = 12
 SHARE: Final = 25
-"""The pruning sends one coordinate in this many."""
+"""Pruning sends one of this many coordinates."""
 ROWS, COLUMNS = 3, 256
 EXTRACTED: Final = 400
 """Coordinates of a step of FetchSGD; the sketch has 768 cells."""
@@ -189,7 +189,7 @@ class Turned:
         return self.rotation.turned_back(flat * np.float32(LENGTH / np.sqrt(self.rotation.padded) / self.kept))
 
 
-# --- What configurations name -----------------------------------------------------------------------------------------
+# --- Factories for configurations -------------------------------------------------------------------------------------
 
 
 def pruned(*, values: int, cohort: int, seed: bytes, epoch: int) -> Pruned:  # noqa: ARG001 -- a factory's arguments
@@ -267,10 +267,10 @@ CELLS: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the missing cells, and print and write all results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("out", type=Path, help="the folder of the runs")
+    parser.add_argument("out", type=Path, help="folder of the runs")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10])
-    parser.add_argument("--only", nargs="+", default=[], help="cells whose name begins so")
+    parser.add_argument("--only", nargs="+", default=[], help="prefixes of cells' names")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     cells = [cell for cell in CELLS if not options.only or cell.name.startswith(tuple(options.only))]

@@ -36,7 +36,7 @@ CLIENTS = 20
 WEIGHTS = 1_000_000
 NEIGHBOURS = 10
 CORRUPTED = 7
-"""With this number of corrupted clients a sparse graph of 20 has about the neighbours of SecAgg+."""
+"""With this many corrupted clients a sparse graph of 20 has about as many neighbours as SecAgg+."""
 ROUNDS = 5
 KEYS = Path("build/bench-flower-keys")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
         ours = found[name]
         for unit, of in (("seconds", ""), ("cpu", ", of the processor")):
             added = ours[unit] - plain[unit]
-            ratios[f"{name}: what SecAgg+ adds to a round / what this adds{of}"] = (
+            ratios[f"{name}: time added by SecAgg+ / by this library{of}"] = (
                 (theirs[unit] - legacy[unit]) / added if added > 0 else float("inf")
             )
             ratios[f"{name}: round / FedAvg's{of}"] = ours[unit] / plain[unit]
@@ -152,7 +152,7 @@ def _model(weights: int) -> np.ndarray[Any, Any]:
 
 
 def _change(weights: int) -> np.ndarray[Any, Any]:
-    """Return the change that all clients share, spread as those of training are; codebooks are made for such values."""
+    """Return the change that all clients share, distributed as in training, for which codebooks are made."""
     return np.random.default_rng(weights).laplace(0, 0.01, (weights // 1000, 1000))
 
 
@@ -161,7 +161,7 @@ def _train(message: Any, context: Any) -> Any:
 
     model = message.content["arrays"]["w"].numpy()
     own = [context.node_config["partition-id"], message.content["config"]["server-round"]]
-    # A client uploads no update twice, so the rounds of one client differ.
+    # A client never uploads an update twice, so its rounds differ.
     spread = np.random.default_rng(own).uniform(-0.001, 0.001, model.shape)
     values = (model + _change(model.size) + spread).astype(np.float32)
     arrays = ArrayRecord({"w": Array(values)})
@@ -179,7 +179,7 @@ def _client_fn(context: Any) -> Any:
 
 
 def _measuring(inner: Any, uploaded: dict[int, int]) -> Any:
-    """Return a grid that counts clients' bytes, and otherwise behaves like the inner one."""
+    """Return a grid that counts clients' bytes and otherwise behaves like the inner one."""
     from flwr.serverapp import Grid
 
     class Measuring(Grid):

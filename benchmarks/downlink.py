@@ -33,7 +33,7 @@ COHORTS: Final = {"drawn": (100, PEAK), "stays": (60, PEAK), "stays, auto": (100
 
 @dataclass(frozen=True)
 class FirstClients:
-    """The first clients of a data set, with their original shares."""
+    """The first clients of a data set, with their original examples."""
 
     whole: PreparedData
     count: int

@@ -16,7 +16,7 @@ import numpy as np
 usual_clock: Callable[[], float] = perf_counter
 """Default clock of measurements."""
 EXPLAINED: Final = 1.5
-"""How many times the parts of its floor together a figure may be, where its limit is understood."""
+"""Maximum ratio of a figure to its floor for which the floor explains a missed target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Figure:
     at_most: float | None = None
     note: str = ""
     limit: float | None = None
-    """How far from the target the parts of the floor, measured in the same run, explain the value."""
+    """Bound up to which the floor, measured in the same run, explains a missed target."""
     why: str = ""
-    """The parts of the floor, where there is a limit."""
+    """The parts of the floor, if there is a limit."""
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met; if not, whether its limit is understood."""
+        """Whether the target is met; if not, whether the floor explains it."""
         if self.at_least is None and self.at_most is None:
             return ""
         if self._is_within(self.at_least, self.at_most):

@@ -1,10 +1,10 @@
-"""A whole session over HTTP: ``secagg serve``, and clients on loopback until each of them knows of the sum.
+"""A whole session over HTTP: ``secagg serve``, and clients on loopback until each learns of the sum.
 
     PYTHONPATH=. python benchmarks/http_session.py 1200 5000
 
 Many clients share a process, and each has its own connection, keys and state in memory; they compute all that clients
-do, with minimal HTTP. They do so on the same machine, so the time of a session is mostly theirs; the server's
-processor time and peak memory are its own. Another connection asks for ``/health`` all the time.
+do, with minimal HTTP. They run on the same machine, so most of a session's time is theirs; processor time and
+peak memory are only the server's. Another connection polls ``/health``.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ PROTOCOL = "pairwise"
 _RETRIED = {Answer.SLOW.status, Answer.BUSY.status, Answer.STOPPING.status}
 TICKS = os.sysconf("SC_CLK_TCK")
 PAUSE = 0.25
-"""Seconds between two looks at the server."""
+"""Seconds between two polls of the server."""
 
 
 @cache
 def planned(description: bytes) -> tuple[Session[Any], Subject]:
-    """Return how the clients of a process encode updates, which each would compute for itself elsewhere."""
+    """Return the encoding that a process's clients share; elsewhere each client computes it."""
     said = SessionDescription.decode(description)
     plan = plan_of(said.protocol, said.terms)
     return plan, subject_of(plan, said.task, said.round_number, said.terms)
 
 
 class Requests:
-    """One client's requests, over a connection that is opened again when the server has closed it."""
+    """One client's requests, over a connection that is reopened after the server closes it."""
 
     def __init__(self, port: int, number: int) -> None:
         """Connect later."""
@@ -70,12 +70,12 @@ class Requests:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def enter(self, session: str, client: ClientId, proof: bytes) -> None:
-        """Use one session from now on."""
+        """Use this session for all further requests."""
         self._head = f"authorization: {header_of(client, proof)}\r\n"
         self.path = f"/v1/sessions/{session}"
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
-        """Return the status, the stage and the body of an answer; tries again until there is one."""
+        """Return the status, stage and body of an answer; retries until there is one."""
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode()
         )
@@ -105,7 +105,7 @@ class Requests:
 
 
 def served(port: int, clients: Sequence[int], values: int) -> int:
-    """Take part as all of these clients; return the number that learned of the sum."""
+    """Run all these clients; return the number that learned of the sum."""
 
     async def one(number: int) -> bool:
         client, coins, requests = ClientId(number), SystemCoins(), Requests(port, number)
@@ -136,14 +136,14 @@ def served(port: int, clients: Sequence[int], values: int) -> int:
 
 @dataclass
 class Seen:
-    """What was seen of a server until it ended."""
+    """Measurements of a server until it ended."""
 
     processor_seconds: float = 0.0
     peak_mib: float = 0.0
     health_ms: list[float] = field(default_factory=list[float])
 
     async def watch(self, server: int, url: str) -> None:
-        """Look at a server until it has ended."""
+        """Poll a server until it ends."""
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             while self.look(server):
                 began = time.perf_counter()
@@ -153,13 +153,13 @@ class Seen:
                 await asyncio.sleep(PAUSE)
 
     def look(self, server: int) -> bool:
-        """Read what a server has used so far, and return whether it runs."""
+        """Read a server's resource use so far, and return whether it runs."""
         try:
             status, spent = (Path(f"/proc/{server}/{name}").read_text(encoding="ascii") for name in ("status", "stat"))
         except OSError:
             return False
         if (peak := re.search(r"VmHWM:\s+(\d+) kB", status)) is None:
-            return False  # It has ended, and its parent has not looked.
+            return False  # It has ended, but its parent has not reaped it.
         self.peak_mib = int(peak[1]) / 1024
         self.processor_seconds = sum(map(int, spent.rpartition(")")[2].split()[11:13])) / TICKS
         return True
@@ -212,10 +212,10 @@ def main() -> None:
     """Run sessions of each size, and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("sizes", nargs="*", type=int, default=[500, 1_200, 5_000], help="numbers of clients")
-    parser.add_argument("--values", type=int, default=1000, help="of an update (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, help="of clients (default: %(default)s)")
-    parser.add_argument("--log", type=Path, help="where the server's log goes")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--values", type=int, default=1000, help="values of an update (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="processes for clients (default: %(default)s)")
+    parser.add_argument("--log", type=Path, help="file for the server's log")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     sessions = list[dict[str, Any]]()
     for clients in options.sizes:

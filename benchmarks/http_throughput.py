@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/http_throughput.py --protocol enclave --clients 500 --bytes 1000000
 
-Uploads are made beforehand; the clients are another process, with minimal HTTP requests. Runs alternate, and each ratio
-is of two consecutive ones.
+Uploads are made in advance; clients run in another process, with minimal HTTP requests. Runs alternate, and each ratio
+compares two consecutive runs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def taken(
     description = server.description(subject, "throughput")
     async with listening(server.app, "127.0.0.1", 0, limits=limits) as port:
         running = asyncio.create_task(server.run(session, description, number=number))
-        while not server.is_open:  # noqa: ASYNC110 -- for a moment
+        while not server.is_open:  # noqa: ASYNC110 -- only briefly
             await asyncio.sleep(0.01)
         started, used, child = time.perf_counter(), time.process_time(), os.fork()
         if child == 0:
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--protocol", choices=names(), default="enclave")
     parser.add_argument("--clients", type=int, default=500)
-    parser.add_argument("--bytes", type=int, default=1_000_000, help="of an upload, about")
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="approximate size of an upload")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

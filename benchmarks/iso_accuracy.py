@@ -35,7 +35,7 @@ WINDOWS: Final = (10, 20, 40)
 EVERY: Final = 20
 LAST: Final = 3
 STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57)
-"""The 97.5 % quantiles of Student's distribution, from one degree of freedom on."""
+"""The 97.5 % quantiles of Student's distribution, starting with one degree of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ def train(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the missing runs, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("out", type=Path, help="the file of finished runs, one line each")
+    parser.add_argument("out", type=Path, help="file of finished runs, one line each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--only", nargs="+", default=[], help="cells by name, in this order")
+    parser.add_argument("--only", nargs="+", default=[], help="names of cells, in this order")
     parser.add_argument("--json", type=Path, help="only write existing results, compared by seed")
     options = parser.parse_args(arguments)
     by_name = {cell.name: cell for cell in CELLS}
@@ -175,7 +175,7 @@ def finished(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-# --- What it comes to -------------------------------------------------------------------------------------------------
+# --- Results ----------------------------------------------------------------------------------------------------------
 
 
 def summary(rows: Sequence[dict[str, Any]], seeds: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def last(row: Mapping[str, Any]) -> float:
 
 
 def last_averaged(row: Mapping[str, Any], window: int = 20) -> float:
-    """Return the same of a moving average of the models."""
+    """Return the same for a moving average of the models."""
     return fmean(row["averaged"][str(window)].values())
 
 

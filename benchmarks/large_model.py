@@ -1,9 +1,9 @@
 """Sums of 10, 42 and 100 million values, the sizes of adapters: seconds, memory and bytes of each party.
 
 Eight clients send 8 bits a value of bfloat16 tensors. Each protocol, a platform's client and NVFlare's homomorphic
-encryption (CKKS, 8192 slots of its own defaults) run in a process of their own. A client's upload and its floor take
+encryption (CKKS, 8192 slots by default) each run in a separate process. A client's upload and its floor take
 turns, and the shortest time of each counts; the floor is one pass of quantizing, the client's masks, and packing.
-Memory is what a step holds at most beyond its input, the upload included; of CKKS it is resident memory.
+Memory is a step's peak beyond its input, including the upload; for CKKS it is resident memory.
 
 Run it with `make bench-large`, which installs NVFlare and TenSEAL into a separate environment.
 """
@@ -77,17 +77,17 @@ HEAD: Final = (
 
 
 class Memory:
-    """The most memory that a step held: as Python counts it, or resident where a library in C++ holds it."""
+    """Peak memory of a step: as Python counts it, or resident memory for a C++ library."""
 
     def __init__(self, *, is_resident: bool = False) -> None:
-        """Begin where nothing has been measured."""
+        """Start without measurements."""
         self.highest, self._is_resident = 0.0, is_resident
 
     @contextmanager
     def measured(self) -> Generator[None]:
-        """Measure a step, from what is held before it."""
+        """Measure a step relative to the memory held before it."""
         if self._is_resident:
-            # This sets the system's own mark to what is resident now.
+            # This resets the system's peak to the memory that is resident now.
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             before = self._megabytes("VmRSS")
             yield
@@ -109,7 +109,7 @@ _CLOCK: list[Callable[[], float]] = [perf_counter]
 
 
 def seconds_of(step: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a step returns, and its seconds."""
+    """Return a step's result and its seconds."""
     began = _CLOCK[0]()
     result = step()
     return result, _CLOCK[0]() - began
@@ -188,7 +188,7 @@ def protocol_row(case: str, values: int) -> Row:
 
 
 def phases_of(plan: Any, model: Any, protocol: str) -> dict[str, Callable[[], object]]:  # noqa: ANN401 -- of any model
-    """Return what a client does to its values, each phase by itself; the first three are the floor of its upload."""
+    """Return a client's phases separately; the first three are the floor of its upload."""
     from secagg.crypto.check_words import check_words  # noqa: PLC0415 -- as above
     from secagg.crypto.entropy import SystemCoins  # noqa: PLC0415
     from secagg.crypto.mask_expansion import accumulate  # noqa: PLC0415
@@ -219,7 +219,7 @@ def phases_of(plan: Any, model: Any, protocol: str) -> dict[str, Callable[[], ob
 
 
 def platform_row(case: str, values: int) -> Row:
-    """Encode a trained model as a platform's client does: with its defaults, or with 8 bits and uniform weights."""
+    """Encode a trained model like a platform's client: with its defaults, or with 8 bits and uniform weights."""
     from secagg.compression.model_update import decode_parameters  # noqa: PLC0415 -- as above
     from secagg.contract import ideal_aggregate  # noqa: PLC0415
     from secagg.platforms.client_round import Trained, Training  # noqa: PLC0415
@@ -251,7 +251,7 @@ def platform_row(case: str, values: int) -> Row:
         with memory.measured():
             training.made()
         if number == 1 and is_coded:
-            # The first round sends fixed-point numbers, which the scales of the next one follow from.
+            # The first round sends fixed-point numbers; the next round's scales follow from them.
             aggregate = ideal_aggregate(task.update.layout, [update.payload] * CLIENTS)
             rounds.model(task, task.means(aggregate))
         row.sent_mb = task.update.layout.payload_bytes / MEGABYTE
@@ -263,7 +263,7 @@ def platform_row(case: str, values: int) -> Row:
 
 
 def ckks_row(case: str, values: int) -> Row:
-    """Encrypt, add and decrypt by the code of NVFlare: its filters, aggregator, serialization and parameters."""
+    """Encrypt, add and decrypt with NVFlare's code: its filters, aggregator, serialization and parameters."""
     load: Callable[[str], Any] = importlib.import_module
     logging.disable(logging.INFO)
     row, measured = Row(case, values), min(values, MOST_CKKS)
@@ -329,13 +329,13 @@ def row_of(case: str, values: int) -> Row:
 
 
 def main() -> None:
-    """Measure each case in a process of its own, print a table, and write the rows."""
+    """Measure each case in a separate process, print a table, and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("millions", type=float, nargs="?", default=10, help="millions of values (default: 10)")
     parser.add_argument("cases", nargs="*", help=f"any of: {', '.join(CASES)} (default: all)")
     parser.add_argument("--ckks", default=sys.executable, help="a Python with nvflare and tenseal")
-    parser.add_argument("--json", type=Path, help="where the rows go; rows of other sizes and cases in it stay")
-    parser.add_argument("--busy", action="store_true", help="count the processor's seconds, on a busy machine")
+    parser.add_argument("--json", type=Path, help="file for the rows; rows of other sizes and cases are kept")
+    parser.add_argument("--busy", action="store_true", help="measure processor time, for a busy machine")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     values = int(options.millions * MILLION) // (2 * LAYERS * RANK) * (2 * LAYERS * RANK)

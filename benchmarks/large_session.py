@@ -35,8 +35,8 @@ def measured_session(clients: int, length: int, others: list[str]) -> dict[str, 
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=SIZES, help="number of clients (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=LENGTH, help="of a client's vector (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--length", type=int, default=LENGTH, help="length of a client's vector (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options, others = parser.parse_known_args()
     print(", ".join(f"{name}: {value}" for name, value in machine().items()))
     measured = [measured_session(clients, options.length, others) for clients in options.sizes]

@@ -192,7 +192,7 @@ class Lockstep:
 class _Step:
     """One step of all clients, on tensors at fixed addresses."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 -- what a step is made of
+    def __init__(  # noqa: PLR0913, PLR0917 -- the parts of a step
         self,
         mapped: Mapped,
         names: list[str],
@@ -214,7 +214,7 @@ class _Step:
             self._capture()
 
     def begin(self, start: list[torch.Tensor]) -> None:
-        """Set another start."""
+        """Set the start."""
         for mine, given in zip(self.parameters, start, strict=True):
             mine.copy_(given)
         self.totals.zero_()

@@ -124,7 +124,7 @@ def _raw_gcm(keys: list[Secret], stream_bytes: int, chunk: int) -> None:
 
 @contextmanager
 def _two_processes(keys: list[Secret], generator: Generator) -> abc.Generator[Callable[[], object]]:
-    """Yield a function that makes two waiting processes do half of the vector each."""
+    """Yield a function that makes two waiting processes each process half of the vector."""
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(2)]
     processes = [fork.Process(target=_serve_half, args=(theirs, keys, generator), daemon=True) for _, theirs in pipes]

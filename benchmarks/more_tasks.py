@@ -57,7 +57,7 @@ class Task:
     changes: tuple[str, ...]
     rounds: int
     file: str = ""
-    """Option with its data; none if they are bundled."""
+    """Option for its data; none if bundled."""
 
     def cells(self, root: Path | None) -> tuple[StudyCell, StudyCell]:
         """Return the uncompressed run and the coded one."""

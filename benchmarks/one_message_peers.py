@@ -113,7 +113,7 @@ def main() -> None:
     """Print the table and the two ratios that have targets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=LENGTH)
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     report = {"machine": machine(), "rows": {bits: table(bits, options.length) for bits in BITS}}
     if options.json:
@@ -131,7 +131,7 @@ def table(bits: int, length: int) -> list[dict[str, object]]:
     }
     rows = [session(name, chosen, length, bits) for name, chosen in settings.items()]
     rows.append(flower(length))
-    print(f"{CLIENTS} clients, {DROPPED} gone before they upload, {length} values of {bits} bits")
+    print(f"{CLIENTS} clients, {DROPPED} dropped before the upload, {length} values of {bits} bits")
     print("| | client, ms | server, ms | bytes up, MB | exchanges |\n|---|---|---|---|---|")
     for row in rows:
         print(

@@ -30,7 +30,7 @@ from secagg.compression.byte_accounting import (
 from secagg.contract.layout import Layout
 from tests.harness.paper_models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHANNEL, SENT140
 
-# --- What is printed --------------------------------------------------------------------------------------------------
+# --- Printed tables ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ _RANKS = {"wire bytes": 1, "": 2}
 def main() -> int:
     """Print one table or all of them; fail if a cell differs and nothing explains it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--table", choices=[*map(str, Table)], help="one table only (default: all)")
-    parser.add_argument("--json", action="store_true", help="a list with an object for each cell")
+    parser.add_argument("--table", choices=[*map(str, Table)], help="table to print (default: all)")
+    parser.add_argument("--json", action="store_true", help="print a list with an object for each cell")
     options = parser.parse_args()
     computed = [cell for chosen in ([Table(options.table)] if options.table else Table) for cell in cells(chosen)]
     print(_as_json(computed) if options.json else "\n".join(_as_text(computed)))

@@ -134,7 +134,7 @@ def _server(flower: Flower, update: Update) -> Iterator[Figure]:
 
 
 class Flower:
-    """The functions of Flower's SecAgg+, by the names that they have there."""
+    """The functions of Flower's SecAgg+, under their names there."""
 
     def __init__(self) -> None:
         """Import the functions; they have moved between releases, so Flower's installed version is pinned."""
@@ -263,7 +263,7 @@ class Flower:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     host = machine()
     print(", ".join(f"{name}: {value}" for name, value in host.items()))

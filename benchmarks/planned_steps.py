@@ -1,13 +1,13 @@
-"""What the plug-ins' default settings cost in bits and error: six tasks, a model fine-tuned at 2e-5, and adapters.
+"""Cost of the plug-ins' default settings in bits and error: six tasks, a model fine-tuned at 2e-5, and adapters.
 
-Each row has a round of real training by eight clients with equal weights, encoded by the plug-ins' own code: bits of a
+Each row is a round of real training by eight clients with equal weights, encoded by the plug-ins' own code: bits per
 value, the mean change in steps, and the error of the decoded mean over the length of the mean change. It is measured
-with the default settings, and with what the warning advises, a clip of about the largest change; for adapters also with
+with the default settings and with the clip that the warning advises, about the largest change; for adapters also with
 a plan.
 
     PYTHONPATH=. python benchmarks/planned_steps.py benchmarks/results/planned_steps.json --data FOLDER --base FOLDER
 
-The folder of data is that of ``transfer.py``, and the base that of ``adapters.py``.
+``--data`` is the data folder of ``transfer.py``, and ``--base`` the base of ``adapters.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measured(sent: Arrays, models: Models, settings: Mapping[str, Any], *, is_sc
     """Return the figures of a round.
 
     Args:
-        is_scaled: whether a round before it has told the ranges of scalar codes.
+        is_scaled: whether an earlier round reported the ranges of scalar codes.
     """
     given: dict[str, Any] = {"weighting": "uniform", **settings}
     rounds = Rounds(SecAggSettings(**given))
@@ -73,7 +73,7 @@ def measured(sent: Arrays, models: Models, settings: Mapping[str, Any], *, is_sc
 
 
 def summed(rounds: Rounds, sent: Arrays, models: Models, number: int) -> tuple[RoundTask, Means]:
-    """Run a round by the plug-ins' code and the ideal sum."""
+    """Run a round with the plug-ins' code and the ideal sum."""
     task = rounds.begun(sent, clients=len(models), task="t", number=number, weighted_by="n")
     payloads = [
         Training(task.terms, task.update, cast("Any", None), sent, adapters.trained(model)).made().payload
@@ -85,7 +85,7 @@ def summed(rounds: Rounds, sent: Arrays, models: Models, number: int) -> tuple[R
 
 
 def advised(sent: Arrays, models: Models) -> dict[str, float]:
-    """Return the clip of the warning's advice: the largest change, up to the next power of two."""
+    """Return the clip that the warning advises: the largest change, rounded up to a power of two."""
     largest = max(float(np.abs(model[name] - first).max()) for model in models for name, first in sent.items())
     return {"clip": math.ldexp(1.0, math.ceil(math.log2(largest)))}
 
@@ -130,7 +130,7 @@ def averaged(values: list[npt.NDArray[Any]], weights: list[int]) -> npt.NDArray[
 
 
 def language(base: Path) -> Iterator[dict[str, Any]]:
-    """Yield rows of a language model that is fine-tuned whole, and of its adapters."""
+    """Yield rows of a fully fine-tuned language model, and of its adapters."""
     federation = adapters.Federation(base, 0)
     for what, rate, steps in (
         ("a whole model, one step at 2e-5", SMALL, 1),

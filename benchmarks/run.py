@@ -52,10 +52,10 @@ def main() -> None:
     """Run the requested suites; all of them by default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)} (default: all)")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--once", action="store_true", help="time everything once, only to run the code")
     parser.add_argument(
-        "--busy", action="store_true", help="use the thread's clock, on a busy machine; figures of threads say nothing"
+        "--busy", action="store_true", help="measure thread time, for a busy machine; invalid for several threads"
     )
     options = parser.parse_args()
     if options.busy:

@@ -1,8 +1,8 @@
 """Sessions of a hundred to ten thousand clients, against the model of ``secagg plan --seconds``; larger ones by model.
 
     python benchmarks/scale.py build/scale.json                      run, compare, write; within minutes
-    python benchmarks/scale.py build/scale.json --sizes 10000 ...    add larger sizes to what is there
-    python benchmarks/scale.py build/scale.json --picture FILE.png   draw what is there
+    python benchmarks/scale.py build/scale.json --sizes 10000 ...    add larger sizes to the file
+    python benchmarks/scale.py build/scale.json --picture FILE.png   draw the file
 
 Each vector has 64 values of 16 bits, so the measurement is everything except the vector. Seconds are processor time, of
 all parties in one process. Pairwise masks are run twice: once every client verifies all signatures that it receives, as

@@ -1,4 +1,4 @@
-"""What sharing and reconstructing cost on one thread, for 100 holders at threshold 67."""
+"""Cost of sharing and reconstructing on one thread, for 100 holders at threshold 67."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ DRAWN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw all figures with existing results, and fail if there are none."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("results", type=Path, help="the folder of the JSON files, where pictures go as well")
+    parser.add_argument("results", type=Path, help="folder of the JSON files and the pictures")
     folder: Path = parser.parse_args(arguments).results
     drawn = 0
     for picture, (source, draw) in DRAWN.items():

@@ -1,6 +1,6 @@
 """Tests whether the time of kernels depends on their secrets: a fixed secret against random ones, for each kernel.
 
-Run by ``make timing``; see ``tests/harness/timed_classes.py`` for how, and LIMITATIONS.md for what depends on secrets.
+Run by ``make timing``; ``tests/harness/timed_classes.py`` explains the method, LIMITATIONS.md the known dependencies.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ def main() -> None:
     """Time every kernel, or those whose name contains a word, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("word", nargs="?", default="")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each kernel (default: 20)")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds for each kernel (default: 20)")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     host, rows = machine(), list[dict[str, object]]()
     print(", ".join(f"{name}: {value}" for name, value in host.items()))

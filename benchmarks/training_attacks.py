@@ -70,7 +70,7 @@ def configuration(scheme: str, kind: AttackKind, cohort: int, rounds: int) -> Co
     if scheme.startswith(INDEXED):
         changes.append("secagg.protocol=enclave")
     if scheme == "sketch":
-        # Its clients' reported lengths are unchecked, which is refused if clients may be dishonest.
+        # A sketch's reported lengths are unchecked, and refused if clients may be dishonest.
         changes.append('secagg.settings=["mode=semi_honest"]')
     return changed(
         preset("fashion-none"),
@@ -106,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, nargs="?", help="the folder of the runs")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
     parser.add_argument("--cohorts", type=int, nargs="+", default=COHORTS)
-    parser.add_argument("--only", action="append", default=[], help="schemes whose name begins so")
-    parser.add_argument("--kinds", type=AttackKind, nargs="+", default=list(AttackKind), help="some attacks alone")
+    parser.add_argument("--only", action="append", default=[], help="prefixes of schemes' names")
+    parser.add_argument("--kinds", type=AttackKind, nargs="+", default=list(AttackKind), help="attacks to run")
     parser.add_argument("--finished", action="store_true", help="only collect finished runs")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--picture", type=Path, metavar="JSON", help="only draw the figure next to such a file")
+    parser.add_argument("--picture", type=Path, metavar="JSON", help="only draw the figure of this file, next to it")
     options = parser.parse_args(arguments)
     if options.picture is not None:
         draw(json.loads(options.picture.read_text())).savefig(options.picture.with_suffix(".png"), dpi=150)

@@ -2,7 +2,7 @@
 
 Twenty of 200 clients train in a round, and some vanish in every stage. Uncompressed updates go through pairwise masks
 with a server that may deviate, codes through the enclave, whose hardware is simulated. Each sum is compared with the
-plain one. The table that is printed is README's, whose figures are in ``results/demo.json``.
+plain one. The script prints README's table, whose figures are in ``results/demo.json``.
 
     python benchmarks/training_demo.py --out build/demo
     python benchmarks/training_demo.py --out build/demo --json benchmarks/results/demo.json
@@ -45,7 +45,7 @@ CORE: Final = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_CBWR": "COMPATIBLE",
 }
-"""What keeps a process to one core, and to instructions that round alike on every x86-64 processor with AVX2."""
+"""Limits a process to one core, and to instructions that round alike on every x86-64 processor with AVX2."""
 PICTURE: Final = "accuracy-and-bytes.png"
 TOLERANCE: Final = 2.0
 """Points by which accuracy may differ from README's on a processor without AVX2, whose floats round differently."""
@@ -58,30 +58,30 @@ def run_of(name: str) -> Configuration:
 
 
 class Reporting:
-    """Observer that sends the round, its accuracy and its bytes to the process that shows them."""
+    """Observer that sends the round, its accuracy and its bytes to the process that displays them."""
 
     def __init__(self, name: str, to: Connection) -> None:
-        """Take the pipe."""
+        """Keep the pipe."""
         self._name, self._to = name, to
 
     def round_done(self, record: RoundRecord) -> None:
-        """Send what is shown of a round."""
+        """Send a round's progress."""
         self._to.send((self._name, record.round, None if record.test is None else record.test.accuracy, record.wire_up))
 
     def close(self) -> None:
-        """Say that no round follows."""
+        """Report that no round follows."""
         self._to.close()
 
 
 def train_one(name: str, out: Path, to: Connection) -> None:
     """Train one run, on one core."""
-    from secagg.training.driver import train  # noqa: PLC0415 -- it loads torch, which counts the cores then
+    from secagg.training.driver import train  # noqa: PLC0415 -- loads torch, which then counts the cores
 
     train(run_of(name), out / name, observers=[Reporting(name, to)])
 
 
 def train_all(out: Path) -> None:
-    """Train all runs side by side, and show how far they are."""
+    """Train all runs in parallel, and show their progress."""
     os.environ.update(CORE)
     context, pipes, processes = multiprocessing.get_context("spawn"), list[Connection](), list[Any]()
     for name in RUNS:
@@ -115,14 +115,14 @@ class Shown:
         self._is_terminal = sys.stderr.isatty()
 
     def add(self, name: str, number: int, accuracy: float | None, sent: float) -> None:
-        """Show a round that is done."""
+        """Show a finished round."""
         self._done[name] = number
         if accuracy is not None:
             self._accuracy[name] = accuracy
         if self._is_terminal:
             share = min(done / self._rounds[name] for name, done in self._done.items())
             if not self._first[0]:
-                # The time before the first rounds are done is for loading torch.
+                # The time before the first rounds is spent loading torch.
                 self._first = (share, perf_counter())
             begun, at = self._first
             left = f"{(perf_counter() - at) * (1 - share) / (share - begun):.0f} s" if share > begun else "a minute"
@@ -142,7 +142,7 @@ class Shown:
 
 
 def result_of(out: Path) -> dict[str, Any]:
-    """Return what the runs come to, as ``results/demo.json`` has it."""
+    """Return the runs' results in the form of ``results/demo.json``."""
     run, runs = run_of(next(iter(RUNS))), list[dict[str, Any]]()
     for name, meant in RUNS.items():
         summary = json.loads((out / name / SUMMARY_NAME).read_text(encoding="utf-8"))
@@ -176,12 +176,12 @@ def result_of(out: Path) -> dict[str, Any]:
 
 
 def size(count: float) -> str:
-    """Write bytes for people."""
+    """Format bytes for readers."""
     return f"{count / 1000:.1f} kB" if count >= 1000 else f"{count:.0f} bytes"
 
 
 def percent(run: Mapping[str, Any]) -> str:
-    """Write a run's accuracy."""
+    """Format a run's accuracy."""
     return f"{run['accuracy']:.1f} %"
 
 
@@ -197,7 +197,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 
 def conditions(found: Mapping[str, Any]) -> str:
-    """Return what the table is of, in README's words."""
+    """Return the table's conditions, in README's words."""
     return (
         f"{found['data']}, {found['images']:,} images of {found['clients']} clients, {found['cohort']} of them in each "
         f"of {found['rounds']} rounds, one seed"
@@ -205,7 +205,7 @@ def conditions(found: Mapping[str, Any]) -> str:
 
 
 def draw(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
-    """Draw accuracy over rounds, and beside it the bytes that a client sends in one."""
+    """Draw accuracy over rounds, next to the bytes that a client sends in one."""
     title = f"Federated learning through real protocols\n{conditions(found)}"
     figure, (left, right) = new_figure(9.0, 4.0, 2, title=title)
     runs = found["runs"]
@@ -230,7 +230,7 @@ def draw(found: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
 
 
 def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each figure that README shows otherwise."""
+    """Return a sentence for each figure that differs from README's."""
     said = list[str]()
     for here, there in zip(found["runs"], committed["runs"], strict=True):
         if size(here["bytes"]) != size(there["bytes"]):
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, print README's table, draw it, and compare it with the committed one."""
     parser = argparse.ArgumentParser(description="Two training runs through real protocols, in less than a minute.")
     parser.add_argument("--out", type=Path, default=Path("build/demo"))
-    parser.add_argument("--json", type=Path, help="write the result there as well, for README")
+    parser.add_argument("--json", type=Path, help="file for another copy of the result, for README")
     options = parser.parse_args(arguments)
     started = perf_counter()
     print(f"Training twice, a core each, every sum through a real protocol: {'; '.join(RUNS.values())}", flush=True)
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     lost = sum(run["lost clients"] for run in found["runs"])
     print(
-        "\nAll that a client sends has keys and masks too; over 1 kB to the enclave is a post-quantum key exchange.\n"
+        "\nAll that a client sends includes keys and masks; over 1 kB to the enclave is a post-quantum key exchange.\n"
         f"{lost} clients vanished. Every sum of a protocol was the plain sum of the updates, bit for bit.\n"
         f"{'These are the figures of README.' if table(found) == table(committed) else rounding(committed)}\n"
         f"picture: {options.out / PICTURE}\n"
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def rounding(committed: Mapping[str, Any]) -> str:
-    """Return why accuracy is not README's."""
+    """Return the reason why accuracy differs from README's."""
     return f"README has {' and '.join(map(percent, committed['runs']))}: floats round differently on this processor."
 
 

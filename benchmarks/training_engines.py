@@ -71,7 +71,7 @@ LOADS: Final[Mapping[str, Load]] = {
     "sent140": Load("lstm", 2, (25,), 9931, 14, 10, 2, 60, {"cpu": 16, "cuda": 100}),
     "fashion": Load("stride", 10, (1, 28, 28), None, 60, 21, 16, 166, {"cpu": 20, "cuda": 100}),
 }
-"""Sizes as in LEAF's sets; the examples are noise, which takes the same time."""
+"""Sizes as in LEAF's sets; the examples are noise, which does not change the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def measure_machine(device_name: str) -> Machine:
     """Time a large product of matrices and a large copy.
 
     Raises:
-        InvalidParameters: the device is not there.
+        InvalidParameters: the device does not exist.
     """
     device = device_named(device_name)
     side, values = _PRODUCT_SIDE[device.type], torch.ones(_COPIED_VALUES[device.type], device=device)

@@ -1,6 +1,6 @@
 """Overhead of a training round over the training itself, and the gain of threads over sequential clients.
 
-Part of no suite, since it needs torch. Ratios of seconds need an idle machine, because other load slows two threads
+Not part of a suite, since it needs torch. Ratios of seconds need an idle machine, because other load slows two threads
 more than one; ratios of processor time do not. The models' sizes and those of their clients are as in LEAF's sets and
 the bundled images.
 
@@ -37,7 +37,7 @@ from training_engines import LOADS, Load, assignments_of
 CLIENTS = {"celeba": 100, "fashion": 40}
 PRESETS = ("fashion-none", "fashion-sq", "fashion-prune", "fashion-pq")
 PAPER_PRESETS = ("celeba-none", "celeba-sq", "celeba-prune", "celeba-pq")
-"""The paper's model and cohort; clients have LEAF's numbers of images, but of noise, which takes as long."""
+"""The paper's model and cohort; clients have LEAF's numbers of images, but with noise, which takes the same time."""
 FOREVER = ("rounds=1000000", "evaluation.every=1000000", "secagg.mode=ideal")
 SPEED_TARGETS = {"fashion-sq": 230.0}
 """Clients in a second, on two cores."""

@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="the folder of the runs")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seeds", type=int, default=3, help="how many (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", action="append", default=[], help="cells whose name begins so")
-    parser.add_argument("--cells", type=int, help="number of cells to run, from the first")
+    parser.add_argument("--only", action="append", default=[], help="prefixes of cells' names")
+    parser.add_argument("--cells", type=int, help="number of cells to run, starting with the first")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     cells = [cell for cell in CELLS if not options.only or cell.name.startswith(tuple(options.only))]

@@ -81,7 +81,7 @@ class Task:
     changes: tuple[str, ...]
     rounds: int
     file: str = ""
-    """Name of its data in the folder of data; none if they are bundled."""
+    """Name of its data in the data folder; none if bundled."""
     factory: Callable[[], nn.Module] | None = None
     is_compared: bool = False
     """Whether it compares methods of other papers."""
@@ -148,7 +148,7 @@ class Cell:
     method: Callable[[int, tuple[int, ...]], Method] | None = None
     """Makes a method from the number of values and the sizes of the tensors."""
     rate: float = 1.0
-    """The server's rate, over the task's own."""
+    """The server's rate, relative to the task's."""
     momentum: float = 0.0
 
 
@@ -499,12 +499,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("build/data"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="when to stop")
+    parser.add_argument("--seconds", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--rounds", type=int, help="in place of each task's own")
+    parser.add_argument("--rounds", type=int, help="number of rounds, instead of each task's")
     parser.add_argument("--tasks", type=int, nargs="+", help="by number")
     parser.add_argument("--kinds", nargs="+", default=["codes", "others"])
-    parser.add_argument("--only", nargs="+", default=[], help="cells by name")
+    parser.add_argument("--only", nargs="+", default=[], help="names of cells")
     parser.add_argument("--set", nargs="+", action="append", help="changes of every cell; a search has several")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -527,7 +527,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     missing = {task.file for task in TASKS if task.file and not (options.data / task.file).exists()}
     for file in sorted(missing):
-        print(f"left out: {options.data / file} is not there", file=sys.stderr)
+        print(f"skipped: {options.data / file} does not exist", file=sys.stderr)
     due = [job for job in due if TASKS[job.task].file not in missing]
     # A fresh interpreter for each process: torch's threads and CUDA do not survive a fork.
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -109,7 +109,7 @@ class CountSketched:
         step = np.zeros(self.values, np.float32)
         step[at] = told[at]
         self._error = self._error - self._sketch(step)
-        # Cells of what was moved forget it, as in the paper.
+        # Momentum is cleared in the cells of extracted coordinates, as in the paper.
         for row in range(_ROWS):
             self._moved[row][places[row][at]] = 0
         return step

@@ -233,8 +233,8 @@ def _new_key() -> SigningKey:
 
 
 def _raw_ecb() -> None:
-    # Safe because: nothing is encrypted; this is how fast the permutation is.
-    encryptor = Cipher(algorithms.AES(bytes(16)), modes.ECB()).encryptor()  # noqa: S305 -- as said above
+    # Safe because: nothing is encrypted; this measures the permutation's speed.
+    encryptor = Cipher(algorithms.AES(bytes(16)), modes.ECB()).encryptor()  # noqa: S305 -- see above
     source, target = bytes(_FLOOR_CHUNK), bytearray(_FLOOR_CHUNK + 15)
     for _ in range(_FLOOR_BYTES // _FLOOR_CHUNK):
         encryptor.update_into(source, target)

@@ -1,4 +1,4 @@
-"""Federated analytics: a histogram, a mean and the frequent strings, without a look at any client's data.
+"""Federated analytics: a histogram, a mean and the frequent strings, without seeing any client's data.
 
 Run it as `python examples/analytics.py`; it needs `pip install .` in a checkout and nothing else.
 """
@@ -22,7 +22,7 @@ def main() -> None:
     assert sum(busy.values()) == 27
 
     frequent = secagg.heavy_hitters(words, least=5)
-    print("what at least five clients typed:", frequent)
+    print("typed by at least five clients:", frequent)
     assert frequent == {"tea": 15, "coffee": 12}
 
     # Values beyond 120 minutes count as 120; one step is 120 / 32767 minutes.
@@ -31,7 +31,7 @@ def main() -> None:
     expected = np.mean([np.minimum(minutes[str(name)], 120.0) for name in result.counted])
     assert abs(result.mean[0] - expected) <= result.step
 
-    # A sum of few, or a rare value, still says much of a client: read LIMITATIONS, and add noise where that matters.
+    # A sum of few, or a rare value, still reveals much about a client: read LIMITATIONS, and add noise if it matters.
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Attacks on APPFL's secure aggregation: its own masks and its own aggregator.
 
-Its documentation promises protection from an honest-but-curious server, in rounds without dropouts.
+Its documentation promises protection against an honest-but-curious server, in rounds without dropouts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def upload(name: str, names: list[str], update: np.ndarray, round_id: int = 0) -> dict[str, Any]:
-    """Mask an update as a trainer does, with the list of clients that its caller hands it."""
+    """Mask an update as a trainer does, with its caller's list of clients."""
     masks = SecureAggregator(name, names, SECRET, CPU)
     flat, shapes = masks.mask_update({"layer": torch.tensor(update, dtype=torch.float32)}, round_id)
     return {"type": "masked_update_flat", "flat": flat, "shapes": shapes, "num_examples": 1}
@@ -61,38 +61,36 @@ def honest() -> None:
 
 
 def inconsistent_dropouts() -> Outcome:
-    return not_applicable("clients are asked for no shares: one that leaves spoils the round, as its documents say")
+    return not_applicable("clients hold no shares: a dropout spoils the round, as its documentation says")
 
 
 def cohort_of_one() -> Outcome:
     known = updates()["one"]
     assert same(upload("one", ["one"], known)["flat"].numpy(), known)
-    return succeeded("with a list of one client the upload is the update: a trainer takes the list as it comes")
+    return succeeded("with a list of one client the upload is the update: a trainer does not check the list")
 
 
 def sum_below_a_floor() -> Outcome:
     known = updates()
     assert same(summed(NAMES[:2], known), known["one"] + known["two"])
-    return succeeded("a list of 2 of 4 clients gave their sum; a client has no floor")
+    return succeeded("a list of 2 of 4 clients gave their sum; clients set no minimum")
 
 
 def the_round_again() -> Outcome:
     known = updates()
     assert same(summed(NAMES, known) - summed(NAMES[1:], known), known["one"])
-    return succeeded("four clients uploaded, then three of them the same updates again; the difference is the fourth's")
+    return succeeded("four clients uploaded, then three of them the same again; the difference is the fourth's")
 
 
 def replayed_messages() -> Outcome:
     known = updates()
     first, second = (upload("one", NAMES, known[name])["flat"].numpy() for name in ("one", "two"))
     assert same(second - first, known["two"] - known["one"])
-    return succeeded(
-        "asked again for one round number, a client used one mask twice: two uploads show their difference"
-    )
+    return succeeded("asked twice for one round, a client reused its mask: two uploads reveal their difference")
 
 
 def key_in_the_middle() -> Outcome:
-    """Read one client's upload, like any other client, or a server to which a client reveals the secret."""
+    """Read one client's upload as any other client can, or a server to which a client reveals the secret."""
     known = updates()["one"]
     masked = upload("one", NAMES, known)["flat"]
     mask = SecureAggregator("one", NAMES, SECRET, CPU).make_pairwise_mask(LENGTH, 0)
@@ -107,7 +105,7 @@ def malformed_upload() -> Outcome:
     try:
         mean_of(payloads)
     except RuntimeError as error:
-        return succeeded(f"one upload that is a value short ended the aggregation with {type(error).__name__}")
+        return succeeded(f"one upload with a value missing ended the aggregation with {type(error).__name__}")
     raise AssertionError("the round went on")
 
 
@@ -123,7 +121,7 @@ def predictable_masks() -> Outcome:
     one, other = ((word + 1.0) / (2**32 + 1.0) for word in words[:2])
     assert abs(first - np.sqrt(-2 * np.log(one)) * np.cos(2 * np.pi * other)) < 1e-6
     assert outputs_after(words, 100) != words[624:724]
-    return refused("masks are normal values from HMAC-SHA256; 624 words of it do not give the next")
+    return refused("masks are normal values from HMAC-SHA256; 624 words of it do not predict the next")
 
 
 if __name__ == "__main__":

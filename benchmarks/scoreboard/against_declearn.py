@@ -46,7 +46,7 @@ class Network:
 
 
 class End:
-    """One client's end of it."""
+    """One client's end of the network."""
 
     def __init__(self, network: Network, name: str) -> None:
         self.network, self.name = network, name
@@ -70,7 +70,7 @@ def identities(names: list[str]) -> dict[str, IdentityKeys]:
 def set_up(
     who: dict[str, IdentityKeys], names: list[str], route: Router = lambda _, message: message
 ) -> tuple[dict[str, MaskingEncrypter], MaskingDecrypter]:
-    """Run declearn's set-up with these of the clients, as its server offers with `clients`."""
+    """Run declearn's set-up with these clients, as its server's `clients` option allows."""
 
     async def run() -> tuple[dict[str, MaskingEncrypter], MaskingDecrypter]:
         network = Network(names, route)
@@ -115,7 +115,7 @@ def honest() -> None:
 
 
 def inconsistent_dropouts() -> Outcome:
-    return not_applicable("clients are asked for no shares: one that leaves ends the round")
+    return not_applicable("clients hold no shares: a dropout ends the round")
 
 
 def cohort_of_one() -> Outcome:
@@ -127,13 +127,13 @@ def cohort_of_one() -> Outcome:
 def sum_below_a_floor() -> Outcome:
     known = updates(FIVE)
     assert same(summed(identities(FIVE), ["one", "two"], known), known["one"] + known["two"])
-    return succeeded("a set-up with 2 of 5 clients gave their sum; a client has no floor")
+    return succeeded("a set-up with 2 of 5 clients gave their sum; clients set no minimum")
 
 
 def the_round_again() -> Outcome:
     who, known = identities(FIVE), updates(FIVE)
     assert same(summed(who, FIVE, known) - summed(who, FIVE[1:], known), known["one"])
-    return succeeded("five clients uploaded, then four of them the same updates again; the difference is the fifth's")
+    return succeeded("five clients uploaded, then four of them the same again; the difference is the fifth's")
 
 
 def replayed_messages() -> Outcome:
@@ -155,10 +155,10 @@ def replayed_messages() -> Outcome:
     try:
         encrypters, _ = set_up(who, names, again)
     except (KeyError, RuntimeError) as error:
-        return refused(f"keys for one use are forgotten, and the set-up ended with {type(error).__name__}")
+        return refused(f"one-time keys are deleted, and the set-up ended with {type(error).__name__}")
     second, _ = encrypters["one"].encrypt_numpy_array(known)
     assert first != second
-    return refused("the client answered with fresh keys, and its mask was another one")
+    return refused("the client answered with fresh keys and another mask")
 
 
 def key_in_the_middle() -> Outcome:
@@ -170,7 +170,7 @@ def key_in_the_middle() -> Outcome:
         set_up(posing, ["one", "two"])
     except KeyError as error:
         return refused(f"identities are known beforehand: {error.args[0]}")
-    raise AssertionError("a stranger's key was taken")
+    raise AssertionError("a stranger's key was accepted")
 
 
 def malformed_upload() -> Outcome:
@@ -184,8 +184,8 @@ def malformed_upload() -> Outcome:
     try:
         found = decrypter.decrypt_aggregate(total)
     except Exception as error:  # noqa: BLE001 -- the library names none
-        return succeeded(f"an upload cut short was added, and the sum of all ended with {type(error).__name__}")
-    return succeeded(f"an upload cut short was added without an error; five ones came out as {found}")
+        return succeeded(f"a truncated upload was added, and the sum of all ended with {type(error).__name__}")
+    return succeeded(f"a truncated upload was added without an error; the sum of five ones was {found}")
 
 
 def silent_overflow() -> Outcome:
@@ -200,7 +200,7 @@ def predictable_masks() -> Outcome:
     (rng, *_) = [*encrypters["one"]._pos_rng, *encrypters["one"]._neg_rng]
     kind = type(rng.bit_generator).__name__
     assert kind == "PCG64"
-    return not_shown(f"masks are outputs of {kind}, which is not made for secrets; no attack on it was run here")
+    return not_shown(f"masks are outputs of {kind}, which is not cryptographic; no attack on it was run")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Clients:
         return uploads
 
     def unmask(self, nodes: list[int], present: list[int], gone: list[int]) -> dict[int, list[bytes]]:
-        """Run the fourth stage; return the shares by the position in present and gone that they are of."""
+        """Run the fourth stage; return the shares by their owner's position in present and gone."""
         collected: dict[int, list[bytes]] = {index: [] for index in range(len(present) + len(gone))}
         for node in nodes:
             lists = {Key.ACTIVE_NODE_ID_LIST: present, Key.DEAD_NODE_ID_LIST: gone}
@@ -108,7 +108,7 @@ class Clients:
         return collected
 
     def sum_of(self, invited: list[int], present: list[int]) -> np.ndarray:
-        """Run a whole round in which all but these leave before they upload, and return the mean."""
+        """Run a whole round in which all but these drop out before uploading, and return the mean."""
         keys = self.set_up(invited)
         shares = self.share(keys)
         total = np.sum([*self.collect(shares, present).values()], axis=0)
@@ -175,27 +175,27 @@ def inconsistent_dropouts() -> Outcome:
     others = {node: key for node, key in keys.items() if node != 1}
     found = decoded((uploads[1] - mask(own) - pairwise(secret, 1, others)) % MODULUS, 1)
     assert same(found, clients.updates[1])
-    return succeeded("one request with the client in both lists; its update came out, to 1e-4")
+    return succeeded("one request with the client in both lists; its update was recovered to 1e-4")
 
 
 def cohort_of_one() -> Outcome:
     clients = Clients(updates(1), 1)
     assert same(clients.sum_of([1], [1]), clients.updates[1])
-    return succeeded("a client took part alone at threshold 1, both chosen by the server; its update came out")
+    return succeeded("the server chose a round of one client and threshold 1; its update was recovered")
 
 
 def sum_below_a_floor() -> Outcome:
     clients = Clients(updates(6), 2)
     mean = clients.sum_of([1, 2, 3, 4, 5, 6], [1, 2])
     assert same(mean, (clients.updates[1] + clients.updates[2]) / 2)
-    return succeeded("2 of 6 remained at the server's threshold of 2, and their sum came out: a client has no floor")
+    return succeeded("2 of 6 remained at the server's threshold of 2; their sum was released: clients set no minimum")
 
 
 def the_round_again() -> Outcome:
     everybody, clients = [1, 2, 3, 4, 5], Clients(updates(5), 3)
     total, rest = 5 * clients.sum_of(everybody, everybody), 4 * clients.sum_of(everybody[1:], everybody[1:])
     assert same(total - rest, clients.updates[1])
-    return succeeded("five clients uploaded, then four of them the same updates again; the difference is the fifth's")
+    return succeeded("five clients uploaded, then four of them the same again; the difference is the fifth's")
 
 
 def replayed_messages() -> Outcome:
@@ -205,7 +205,7 @@ def replayed_messages() -> Outcome:
         clients.unmask([2], [2, 3], [1])
     except ValueError as error:
         return refused(f"a client is in another stage: {error}")
-    return succeeded("a client showed a share of the other secret when it was asked again")
+    return succeeded("a client revealed a share of the other secret when asked again")
 
 
 def key_in_the_middle() -> Outcome:
@@ -230,7 +230,7 @@ def key_in_the_middle() -> Outcome:
     known = sum(pairwise(private_key_to_bytes(a[0]), node, {1: keys[1]}) for node, (a, _) in own.items())
     found = decoded((upload - mask(combine_shares(seeds)) + known) % MODULUS, 1)
     assert same(found, clients.updates[1])
-    return succeeded("a client took the server's keys for its neighbours'; its shares and its update were read")
+    return succeeded("a client accepted the server's keys as its neighbours'; its shares and update were read")
 
 
 def malformed_upload() -> Outcome:
@@ -243,20 +243,20 @@ def malformed_upload() -> Outcome:
         combine_shares(opened[0])
     except Exception as error:  # noqa: BLE001 -- the library names none
         return succeeded(
-            f"one share of 1 byte, and `combine_shares` over all that came raises {type(error).__name__}: no sum"
+            f"with one share of 1 byte, `combine_shares` over all shares raises {type(error).__name__}: no sum"
         )
-    return refused("the share was left out")
+    return refused("the share was ignored")
 
 
 def silent_overflow() -> Outcome:
     """Add the quantized values of 1100 clients, which equals the protocol's result."""
-    from flwr.common.secure_aggregation.quantization import quantize  # noqa: PLC0415 -- for this attack alone
+    from flwr.common.secure_aggregation.quantization import quantize  # noqa: PLC0415 -- only for this attack
 
     (values,) = quantize([np.full(4, 7.9)], CLIP, LEVELS)
     total = np.concatenate([[LEVELS], values]) * 1100 % MODULUS
     (mean,) = dequantize([total[1:] / 1100], CLIP, LEVELS)
     assert mean.max() < 0
-    return succeeded(f"1100 clients with 7.9, below the limit of 8.0, decode to {mean[0]:.2f}; nothing is raised")
+    return succeeded(f"1100 clients with 7.9, below the limit of 8.0, decode to {mean[0]:.2f}; no error is raised")
 
 
 def predictable_masks() -> Outcome:
@@ -264,7 +264,7 @@ def predictable_masks() -> Outcome:
     (drawn,) = pseudo_rand_gen(bytes(range(32)), MODULUS, [(LENGTH,)])
     found = outputs_after([int(word) for word in drawn[:624]], LENGTH - 624)
     assert found == [int(word) for word in drawn[624:]]
-    return succeeded("624 values of a mask gave the 376 others; and a seed has 32 bits")
+    return succeeded("624 values of a mask predicted the other 376; a seed has 32 bits")
 
 
 if __name__ == "__main__":

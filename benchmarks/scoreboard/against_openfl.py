@@ -117,14 +117,14 @@ def inconsistent_dropouts() -> Outcome:
     aggregator, _ = set_up()
     kept = aggregator.setup._results
     assert len(kept["private_seeds"]) == len(kept["private_keys"]) == len(NAMES)
-    return succeeded("no lie is needed: at set-up every client hands in its shares of both secrets of every client")
+    return succeeded("an honest set-up suffices: every client submits its shares of both secrets of every client")
 
 
 def cohort_of_one() -> Outcome:
     aggregator, made = set_up()
     (name, update), *_ = updates().items()
     assert same(unmasked(aggregator, name, upload(made[name], update)), update)
-    return succeeded("after an honest set-up the aggregator took the mask off one client's upload")
+    return succeeded("after an honest set-up the aggregator removed the mask of one client's upload")
 
 
 def sum_below_a_floor() -> Outcome:
@@ -132,7 +132,7 @@ def sum_below_a_floor() -> Outcome:
     known = updates()
     uploads = {name: unmasked(aggregator, name, upload(made[name], known[name])) for name in NAMES[:2]}
     assert same(sum(uploads.values()), known["one"] + known["two"])
-    return succeeded("the sum of 2 of 4 was had in the same way; a client has no floor")
+    return succeeded("the sum of 2 of 4 was obtained in the same way; clients set no minimum")
 
 
 def the_round_again() -> Outcome:
@@ -151,7 +151,7 @@ def replayed_messages() -> Outcome:
     known = updates()
     first, second = (upload(made["one"], known[name]) for name in ("one", "two"))
     assert same(second - first, known["two"] - known["one"])
-    return succeeded("no replay is needed: a mask is the same in all rounds, and two uploads show their difference")
+    return succeeded("no replay is needed: a mask is the same in all rounds, and two uploads reveal their difference")
 
 
 def key_in_the_middle() -> Outcome:
@@ -163,7 +163,7 @@ def key_in_the_middle() -> Outcome:
     aggregator.lies["public_keys"] = [row if int(row[0]) == 1 else [row[0], public, public] for row in honest]
     victim = made["one"]
     victim._generate_ciphertexts(victim._fetch_public_keys())
-    from openfl.utilities.secagg import generate_agreed_key  # noqa: PLC0415 -- for this attack alone
+    from openfl.utilities.secagg import generate_agreed_key  # noqa: PLC0415 -- only for this attack
 
     key = generate_agreed_key(private, victim.params["public_key"][0])
     taken = [agreed for _, other, agreed in victim.params["agreed_keys"] if other != 1]
@@ -185,7 +185,7 @@ def malformed_upload() -> Outcome:
         for one in others:
             one._decrypt_ciphertexts(keys[one.name])
     except ValueError as error:
-        return succeeded(f"one client's share of text ended the set-up, in an honest client's call: {error}")
+        return succeeded(f"one client's non-numeric share ended the set-up, in an honest client's call: {error}")
     raise AssertionError("the set-up went on")
 
 
@@ -198,7 +198,7 @@ def predictable_masks() -> Outcome:
     update = updates()["one"]
     masked = upload(made["one"], update)
     assert same(masked - (masked[0] - update[0]), update)
-    return succeeded("one known value gave the 999 others: a mask is one float for all values")
+    return succeeded("one known value revealed the other 999: a mask is one float for all values")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def honest(mode: SecurityMode) -> None:
 
 
 def altered_request(session: InsecurePairwiseSession, victim: ClientId, contributors: range) -> bytes:
-    """Change the clients that the server calls present in its request to one client."""
+    """Change the clients reported as present in the server's request to one client."""
     request = UnmaskingRequest.decode(session.take(victim), session.server.roster)
     return replace(request, contributors=session.server.roster.set_of(contributors)).encode()
 
@@ -121,7 +121,7 @@ def replayed_messages(mode: SecurityMode) -> Outcome:
 
 
 def key_in_the_middle(mode: SecurityMode) -> Outcome:
-    """Send a client keys made up by the server as those of all other clients."""
+    """Send a client the server's own keys in place of all other clients'."""
     session, advertised = at_rosters(mode)
     made_up = InsecurePairwiseSession(SessionSetup(mode=mode, seed=b"the server's own"))
     made_up.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
@@ -133,7 +133,7 @@ def key_in_the_middle(mode: SecurityMode) -> Outcome:
     if mode is SecurityMode.ACTIVE:
         return stopped(lambda: show(session, victim, advertised))
     assert show(session, victim, advertised)
-    return succeeded("a client shared its secrets under the server's keys: this mode trusts it for them, as it says")
+    return succeeded("a client shared its secrets under the server's keys, which this mode trusts, as documented")
 
 
 def malformed_upload(mode: SecurityMode) -> Outcome:
@@ -147,7 +147,7 @@ def malformed_upload(mode: SecurityMode) -> Outcome:
     total = session.finish()
     assert same_sum(total, session.sum_of(session.client_ids[1:]))
     assert {sender for sender, _ in session.refusals} == {attacker}
-    return refused("the upload was left out, and the sum of the seven others came out exactly")
+    return refused("the upload was excluded, and the sum of the other seven was exact")
 
 
 def silent_overflow(mode: SecurityMode) -> Outcome:
@@ -163,7 +163,7 @@ def predictable_masks(_: SecurityMode) -> Outcome:
     with Secret("mask key", bytes(range(32))) as key:
         drawn = [int(word) for word in expand(key, Ring(32), 1000)]
     assert outputs_after(drawn[:624], 376) != drawn[624:]
-    return refused("624 words of a mask did not give the next: they are AES-256's under a key of 32 bytes")
+    return refused("624 words of a mask did not predict the next: they are AES-256 output under a 32-byte key")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 ATTACKS = {
-    "inconsistent dropouts": "The server calls one client present and gone, to be shown both of its secrets.",
-    "cohort of one": "The server runs the protocol with one client, and takes its update for a sum.",
-    "sum below a floor": "The server keeps few of many clients, so that the sum says much of each.",
-    "the round again": "The server asks for the same round once more, without one client, and subtracts.",
-    "replayed messages": "The server sends messages of a finished round again, for a second answer.",
-    "key in the middle": "The server hands out keys of its own in the place of other clients'.",
-    "malformed upload": "One client sends what does not decode, and the round ends for everybody.",
-    "silent overflow": "Honest values, each in its range, have a sum that wraps; nobody is told.",
-    "predictable masks": "A part of a mask is known, and the rest of it is computed.",
+    "inconsistent dropouts": "The server reports one client as both present and dropped, to learn both of its secrets.",
+    "cohort of one": "The server runs the protocol with one client, so the sum is its update.",
+    "sum below a floor": "The server keeps few of many clients, so the sum reveals much about each.",
+    "the round again": "The server repeats the round without one client and subtracts the sums.",
+    "replayed messages": "The server replays messages of a finished round to get a second answer.",
+    "key in the middle": "The server sends its own keys in place of other clients'.",
+    "malformed upload": "One client sends data that does not decode, and the round fails for all.",
+    "silent overflow": "Honest values within their range have a sum that wraps without an error.",
+    "predictable masks": "Part of a mask is known, and the rest is computed from it.",
 }
 
 

@@ -17,17 +17,17 @@ INTRODUCTION = """\
 # Attacks on other libraries, and on this one
 
 `make scoreboard` installs each library, runs an honest round with its own code, and then these
-attacks. *Succeeded*: the script got what the attack is for, and checked it. *Refused*: the library
-stopped it, or the result is of no use. *Not applicable*: there is nothing to aim at. *Not shown*: a
-defence looks weak, and no attack was run. A verdict is about the version and the script alone. Some
-attacks are outside of what a library promises: APPFL's documents exclude a malicious server and
-dropouts, and Flower's SecAgg+ and OpenFL's name no defence against a server that lies. The findings
-behind each verdict are in [the record](scoreboard.json), and on the site below this table.
+attacks. *Succeeded*: the script reached the attack's goal and verified it. *Refused*: the library
+stopped it, or the result is useless. *Not applicable*: the attack has no target. *Not shown*: a
+defence looks weak, but no attack was run. A verdict applies only to this version and script. Some
+attacks exceed a library's promises: APPFL's documentation excludes a malicious server and
+dropouts; Flower's SecAgg+ and OpenFL's name no defence against a malicious server. The findings
+behind each verdict are in [the record](scoreboard.json) and, on the site, below this table.
 """
 
 
 def main() -> None:
-    """Write the table and the record behind it."""
+    """Write the table and its record."""
     table, record, *reports = map(Path, sys.argv[1:])
     read = [json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1]) for path in reports]
     record.write_text(json.dumps({"attacks": ATTACKS, "libraries": read}, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Words recovered from the gradient of a LoRA adapter: of one client, of the sum of two, and of the sum of eight.
+"""Recovers words from a LoRA adapter's gradient: one client's, and sums of two and eight.
 
-Run it as `python examples/adapters/attack.py picture.svg`; it needs torch, seconds, and no download. The model has
-random weights, a vocabulary of words, and the texts are documentation of Python's own modules.
+Run it as `python examples/adapters/attack.py picture.svg`; it needs torch, takes seconds and downloads nothing. The
+model has random weights and a vocabulary of words; the texts are documentation of Python's own modules.
 
 The gradient of A in the first layer is a sum over positions of a vector times the layer's input. In models such as
 Llama and Qwen, which add positions after the projections, that input depends only on the word. So a server that has the
@@ -56,7 +56,7 @@ class Model(nn.Module):
         self.projections = nn.ModuleList(Adapted() for _ in range(3))
 
     def inputs(self, words: torch.Tensor) -> torch.Tensor:
-        """Return what the projections get of each word."""
+        """Return the projections' input for each word."""
         found: torch.Tensor = self.words(words)
         return found * found.square().mean(-1, keepdim=True).rsqrt()
 
@@ -83,7 +83,7 @@ def texts() -> tuple[list[str], list[list[int]]]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a server recovers from a sum."""
+    """Words that a server recovers from a sum."""
 
     clients: int
     precision: float
@@ -129,7 +129,7 @@ def picture(found: list[Seen]) -> str:
 
 
 def main() -> None:
-    """Attack sums of 1, 2 and 8 clients; write the picture where a file is named."""
+    """Attack sums of 1, 2 and 8 clients; write the picture if a file is given."""
     found = [attacked(clients) for clients in (1, 2, 8)]
     for seen in found:
         shown = " ".join(word if is_named else "_" * len(word) for word, is_named in seen.text)

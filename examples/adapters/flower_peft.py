@@ -14,7 +14,7 @@ from secagg.adapters import AdapterPlan
 from secagg.flower import SecAggGrid, SecAggMod, SecAggSettings
 
 CLIENTS, ROUNDS, STEPS, RATE = 8, 3, 4, 1e-3
-torch.set_num_threads(1)  # All clients are in one machine here.
+torch.set_num_threads(1)  # All clients run on one machine here.
 TOPICS = ("argparse", "asyncio", "csv", "decimal", "functools", "heapq", "logging", "random")
 
 
@@ -33,7 +33,7 @@ client = ClientApp(mods=[SecAggMod(adapter=plan.fingerprint)])
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Train as ever; `plan` loads, trains and returns the tensors of the round."""
+    """Train as usual; `plan` loads, trains and returns the tensors of the round."""
     model = make_model()
     plan.load(model, {name: array.numpy() for name, array in message.content["arrays"].items()})
     turn = message.content["config"]["server-round"] - 1
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run(grid: Grid) -> Result:
-    """Wrap the grid, and start a strategy of Flower's own."""
+    """Wrap the grid, and start one of Flower's strategies."""
     settings = SecAggSettings(**plan.settings([RATE] * STEPS, clients=CLIENTS, metrics="train-loss"))
     arrays = ArrayRecord({name: Array(values) for name, values in plan.arrays(make_model()).items()})
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)

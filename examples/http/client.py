@@ -19,7 +19,7 @@ me, coins = load_identity(Path(sys.argv[1])), SystemCoins()
 plan = Session.for_model(np.zeros(1000), clients=5, clip=1.0)
 subject = plan.subject(task=b"example", round_number=1, model=())
 keys = {"authority": me.authority, "signing_key": me.signing_key, "certificate": me.certificate}
-# A file in the place of memory holds over restarts.
+# A file instead of memory survives restarts.
 ledger = SpentUpdates()
 member = PairwiseMember(me.client, policy=ClientPolicy.among(5), coins=coins, charge=ledger.charge, **keys)
 update = plan.update(np.full(1000, me.client.value / 10), subject=subject, coins=coins)

@@ -1,4 +1,4 @@
-"""What a site trains: a linear model on data that only this site has."""
+"""A site's script: trains a linear model on the site's own data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def data_of(site: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(weights: np.ndarray, site: str) -> tuple[np.ndarray, float, int]:
-    """Return the weights after some steps, the error before them, and how many examples that took."""
+    """Return the weights after some steps, the error before them, and the number of examples."""
     inputs, targets = data_of(site)
     error = float(np.mean((inputs @ weights - targets) ** 2))
     for _ in range(STEPS):
@@ -27,7 +27,7 @@ def trained(weights: np.ndarray, site: str) -> tuple[np.ndarray, float, int]:
 
 
 def main() -> None:
-    """Train whatever model comes, as long as the job runs."""
+    """Train each model that the site receives, while the job runs."""
     flare.init()
     while flare.is_running():
         model = flare.receive()

@@ -1,4 +1,4 @@
-"""A FedAvg job whose server learns means, and never what one site trained."""
+"""A FedAvg job whose server learns only means, never one site's model."""
 
 from __future__ import annotations
 

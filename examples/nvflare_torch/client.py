@@ -1,4 +1,4 @@
-"""What a site does: it trains whatever model comes, as long as the job runs."""
+"""A site's script: trains each model that it receives, while the job runs."""
 
 import nvflare.client as flare
 from network import Network, accuracy, load_data, train
@@ -7,7 +7,7 @@ EXAMPLES = 256
 
 
 def main() -> None:
-    """Train, and report how good the model was that came."""
+    """Train, and report the accuracy of the received model."""
     flare.init()
     points, classes = load_data(int(flare.get_site_name().rpartition("-")[2]), EXAMPLES)
     model = Network()

@@ -1,4 +1,4 @@
-"""A PyTorch job with BatchNorm whose server learns means, and never what one site trained."""
+"""A PyTorch job with BatchNorm whose server learns only means, never one site's model."""
 
 from network import Network
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe

@@ -1,4 +1,4 @@
-"""A small network with BatchNorm, on points around five centres that every site sees differently scaled."""
+"""A small network with BatchNorm, on points around five centres, scaled differently at each site."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ class Network(nn.Module):
         self.layers = nn.Sequential(nn.Linear(FEATURES, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES))
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        """Return a number for each class."""
+        """Return a score for each class."""
         found: torch.Tensor = self.layers(points)
         return found
 
@@ -39,7 +39,7 @@ def train(model: nn.Module, points: torch.Tensor, classes: torch.Tensor, rate: f
 
 
 def accuracy(model: nn.Module, points: torch.Tensor, classes: torch.Tensor) -> float:
-    """Return the part of the points whose class the model names, by its running statistics."""
+    """Return the share of points that the model classifies correctly, with its running statistics."""
     model.eval()
     with torch.no_grad():
         return float((model(points).argmax(dim=1) == classes).float().mean())

@@ -1,4 +1,4 @@
-"""Each value becomes -1, 0 or 1 quarter at random, so that its mean is the value itself, within a quarter."""
+"""Rounds each value at random to -1, 0 or 1 quarter; without bias for values within a quarter."""
 
 from dataclasses import dataclass
 from typing import Any

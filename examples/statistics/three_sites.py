@@ -1,7 +1,7 @@
-"""A survival curve and a histogram over three hospitals; no patient's data leave the hospital.
+"""A survival curve and a histogram over three hospitals; no patient data leaves a hospital.
 
 Run it as `python three_sites.py`; in a checkout it needs `pip install '.[plot]'`. It makes up three files of visits,
-sums their statistics by pairwise masks, all in this process, and writes `three_sites.json` and `three_sites.png`.
+sums their statistics with pairwise masks in this process, and writes `three_sites.json` and `three_sites.png`.
 """
 
 import csv
@@ -22,7 +22,7 @@ SIZES = {"north": 180, "harbour": 90, "valley": 45}
 
 
 def make_up(place: Path, people: int, draw: np.random.Generator) -> None:
-    """Write the file of a hospital; as in life, some of its cells are empty."""
+    """Write a hospital's file; as in practice, some cells are empty."""
     age = np.clip(draw.normal(66, 12, people), 18, 104)
     stage = draw.choice(3, people, p=[0.4, 0.35, 0.25])
     lived = draw.exponential(70 * np.exp(-0.55 * stage - 0.02 * (age - 66)))
@@ -54,7 +54,7 @@ def draw_survival(axes: Axes, found: dict[str, Any], sites: int) -> None:
 
 
 def draw_histogram(axes: Axes, found: dict[str, Any], sites: int, least: int) -> None:
-    """Draw the bins, and mark those that are hidden."""
+    """Draw the bins, and mark hidden ones."""
     for (low, high), count in zip(pairwise(found["edges"]), found["counts"], strict=True):
         if count is None:
             axes.axvspan(low, high, color=GREY, alpha=0.3, linewidth=0)

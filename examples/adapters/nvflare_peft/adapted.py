@@ -27,18 +27,18 @@ def make_plan() -> AdapterPlan:
 
 
 class Adapter(nn.Module):
-    """What the server keeps: the adapter's tensors, without the model."""
+    """The server's part: the adapter's tensors, without the model."""
 
     def __init__(self) -> None:
-        """Take the tensors that every site begins with."""
+        """Set the tensors that every site starts with."""
         super().__init__()
         arrays = make_plan().arrays(make_model())
         self.tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def state_dict(self, *_: object, **__: object) -> dict[str, Any]:
-        """Return them by PEFT's names."""
+        """Return the tensors by PEFT's names."""
         return dict(self.tensors)
 
     def load_state_dict(self, state_dict: dict[str, Any], *_: object, **__: object) -> None:
-        """Take others."""
+        """Replace the tensors."""
         self.tensors = dict(state_dict)

@@ -1,4 +1,4 @@
-"""What a site does: it trains the adapter that comes, as long as the job runs."""
+"""A site's script: trains each adapter that it receives, while the job runs."""
 
 import pydoc
 

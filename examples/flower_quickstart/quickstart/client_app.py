@@ -1,4 +1,4 @@
-"""The client: it trains as in any Flower app; the one line of secure aggregation is the mod."""
+"""The client app: it trains as in any Flower app; only the mod adds secure aggregation."""
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

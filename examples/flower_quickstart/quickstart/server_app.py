@@ -1,4 +1,4 @@
-"""The server: a strategy as ever; the one line of secure aggregation is the grid."""
+"""The server app: it runs an ordinary strategy; only the grid adds secure aggregation."""
 
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run federated averaging, and judge every model on points of the server's own."""
+    """Run federated averaging, and evaluate every model on the server's own points."""
     points, classes = load_data(-1, size=1000)
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:

@@ -1,4 +1,4 @@
-"""Softmax regression in numpy, on points around five centres that every client sees differently often."""
+"""Softmax regression in numpy, on points around five centres, with different frequencies at each client."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def new_model() -> dict[str, np.ndarray]:
 
 
 def load_data(partition: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return points and their classes; each partition has a class that it sees more often than the others."""
+    """Return points and their classes; one class is more frequent in each partition."""
     generator = np.random.default_rng([1, partition + 1])
     odds = np.ones(CLASSES)
     odds[partition % CLASSES] += 3
@@ -37,7 +37,7 @@ def train(model: dict[str, np.ndarray], points: np.ndarray, classes: np.ndarray,
 
 
 def accuracy(model: dict[str, np.ndarray], points: np.ndarray, classes: np.ndarray) -> float:
-    """Return the part of the points whose class the model names."""
+    """Return the share of points that the model classifies correctly."""
     return float((_probabilities(model, points).argmax(axis=1) == classes).mean())
 
 

@@ -1,4 +1,4 @@
-"""The client: it trains as in any Flower app; the one line of secure aggregation is the mod."""
+"""The client app: it trains as in any Flower app; only the mod adds secure aggregation."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -11,7 +11,7 @@ app = ClientApp(mods=[SecAggMod()])
 
 @app.train()
 def fit(message: Message, context: Context) -> Message:
-    """Train on this client's own points; the whole state goes back, BatchNorm's statistics and counter included."""
+    """Train on this client's points; return the whole state, with BatchNorm's statistics and counter."""
     points, classes = load_data(int(context.node_config.get("partition-id", 0)), size=200)
     model = new_model()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())

@@ -1,4 +1,4 @@
-"""A small network with BatchNorm, on points around five centres that every client sees differently scaled."""
+"""A small network with BatchNorm, on points around five centres, scaled differently at each client."""
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ def train(model: nn.Module, points: torch.Tensor, classes: torch.Tensor, rate: f
 
 
 def accuracy(model: nn.Module, points: torch.Tensor, classes: torch.Tensor) -> float:
-    """Return the part of the points whose class the model names, by its running statistics."""
+    """Return the share of points that the model classifies correctly, with its running statistics."""
     model.eval()
     with torch.no_grad():
         return float((model(points).argmax(dim=1) == classes).float().mean())
