@@ -1,5 +1,5 @@
 /**
- * WebCrypto under the names of the specification, and SHAKE-256, which it lacks.
+ * WebCrypto under the specification's names, and SHAKE-256, which it lacks.
  * @module
  */
 import { as, bind, bytes, concat, hex, integer, list, long, must, number, record, toBigInt, utf8 } from "./wire.js";
@@ -15,7 +15,7 @@ const FIELD = (1n << 255n) - 19n;
 const ORDER_EIGHT = 0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n;
 /** The y-coordinates of the Ed25519 points of small order. */
 const SMALL_ORDER = new Set([0n, 1n, FIELD - 1n, ORDER_EIGHT, FIELD - ORDER_EIGHT]);
-/** What stands before a raw private key in PKCS #8; the last byte of the identifier differs. */
+/** The PKCS #8 prefix of a raw private key; the last byte of the identifier differs. */
 const PKCS8 = (/** @type {number} */ algorithm) => [
   ...[0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, algorithm, 4, 0x22, 4, 0x20],
 ];
@@ -24,7 +24,7 @@ const BASE_POINT = concat([9], new Uint8Array(31));
 
 // --- Coins, hashes, key derivation -----------------------------------------------------------
 
-/** Random bytes of the browser; it gives 64 KiB at a time. @type {Coins} */
+/** Random bytes from the browser, which returns at most 64 KiB at a time. @type {Coins} */
 export function random(count) {
   const out = new Uint8Array(count);
   for (let at = 0; at < count; at += 65536) crypto.getRandomValues(out.subarray(at, at + 65536));
@@ -72,7 +72,7 @@ const LOW_ORDER = new Set([
 /** Whether an X25519 key is a low-order point, whose shared secrets are public. @param {Uint8Array} key */
 export const isLowOrder = (key) => LOW_ORDER.has(littleEndian(key));
 
-/** Whether an X25519 key is in its one canonical encoding. @param {Uint8Array} key */
+/** Whether an X25519 key is in its canonical encoding. @param {Uint8Array} key */
 export const isCanonical = (key) => littleEndian(key) < FIELD;
 
 /**
@@ -95,7 +95,7 @@ export async function keyPair(raw) {
 
 // --- Ed25519 ---------------------------------------------------------------------------------
 
-/** Whether a key is in its one encoding and not of small order. @param {Uint8Array} key */
+/** Whether a key is canonically encoded and not of small order. @param {Uint8Array} key */
 export function isStrong(key) {
   const height = littleEndian(key) & ((1n << 255n) - 1n);
   return height < FIELD && !SMALL_ORDER.has(height);
@@ -127,7 +127,7 @@ export class SigningKey {
 }
 
 /**
- * Refuse a signature that does not verify, or a key that vouches for nobody.
+ * Refuse a signature that does not verify, or a weak key, under which forgeries verify.
  * @param {Uint8Array} key @param {Uint8Array} signature
  * @param {string} label @param {...Uint8Array} parts
  */
@@ -139,7 +139,7 @@ export async function verify(key, signature, label, ...parts) {
 }
 
 /**
- * The head of an authority's roster: when it was made, and which certificates were revoked.
+ * The head of an authority's roster: its time, and the revoked certificates.
  * @typedef {{number: bigint, digest: Uint8Array, revoked: number[], signature: Uint8Array}} Standing
  */
 
@@ -151,7 +151,7 @@ export function readStanding(reader) {
   return standing;
 }
 
-/** What an authority signs of a standing. @param {Standing} standing */
+/** The parts of a standing that the authority signs. @param {Standing} standing */
 export function standingParts({ number, digest, revoked }) {
   return [integer(number, 8), digest, ...revoked.map((each) => integer(each, 4))];
 }
@@ -164,7 +164,7 @@ export function requireValid(grant, { number, revoked }) {
 }
 
 /**
- * Refuse a standing that is forged, too old, older than seen, or against this client; after all that changes nothing.
+ * Refuse a standing that is forged, too old, older than one seen, or that revokes this client.
  * @param {Standing} standing
  * @param {{authority: Uint8Array, certificate: Uint8Array}} identity
  * @param {object} own
@@ -177,14 +177,14 @@ export async function requireStanding(standing, { authority, certificate }, { po
   const age = now() - Number(standing.number);
   const why = (/** @type {string} */ sentence) => `the standing in the offer ${sentence}`;
   await as("below_floor", () => verify(authority, standing.signature, "standing", authority, ...parts));
-  must(age >= -CLOCKS_APART, "below_floor", why("is of the future; compare this device's clock with the authority's"));
-  must(age <= policy.maximumStandingAge, "below_floor", why("is too old; the authority signs its roster again"));
+  must(age >= -CLOCKS_APART, "below_floor", why("is from the future; compare this device's clock with the authority's"));
+  must(age <= policy.maximumStandingAge, "below_floor", why("is too old; the authority must sign its roster again"));
   await seen?.(hex(authority), standing.number, hex(await sha256(concat(...parts))));
   await as("below_floor", async () => requireValid(certificate, standing));
 }
 
 /**
- * Refuse a key for which an authority did not vouch; a grant is the certificate's number, its expiry and a signature.
+ * Refuse a key that an authority did not certify; a grant is the certificate's number, its expiry and a signature.
  * @param {Uint8Array} authority @param {Uint8Array} id @param {Uint8Array} key @param {Uint8Array} grant
  */
 export async function requireCertified(authority, id, key, grant) {
@@ -210,7 +210,7 @@ export async function open(key, nonce, sealed, data) {
 
 /** Bytes of one segment of a mask's stream. */
 export const SEGMENT = 1 << 20;
-/** Bytes of a stream that are asked for at once: browsers take longer for a larger piece, byte for byte. */
+/** Bytes of a stream requested at once: browsers take longer per byte for larger pieces. */
 export const PIECE = 1 << 17;
 const ZEROS = new Uint8Array(SEGMENT);
 
@@ -228,7 +228,7 @@ export function stream(key, at, count) {
 /** The first counter block. */
 export const START = new Uint8Array(16);
 
-/** AES-256 in counter mode, from a block of 16 bytes on. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
+/** AES-256 in counter mode, starting with a block of 16 bytes. @param {Uint8Array} key @param {Uint8Array} counter @param {number} count */
 export async function counterMode(key, counter, count) {
   const imported = await streamKey(key);
   const algorithm = { name: "AES-CTR", counter, length: 128 };
@@ -249,8 +249,8 @@ const labeled = (suite, label, ...parts) => concat(utf8("HPKE-v1"), suite, utf8(
 const expanding = (count, ...parts) => concat(integer(count, 2), labeled(...parts));
 
 /**
- * Seal to an X25519 key: RFC 9180, base mode, single shot, without associated data. An extraction of which one
- * expansion is made is HKDF as a whole.
+ * Seal to an X25519 key: RFC 9180, base mode, single shot, without associated data. One extraction followed by one
+ * expansion is computed as a single HKDF.
  * @param {Uint8Array} receiver @param {Uint8Array} info @param {Uint8Array} text
  */
 export async function sealTo(receiver, info, text) {
@@ -305,7 +305,7 @@ function permute(lanes) {
 }
 
 /**
- * SHAKE-256 without an end, as big-endian words of four bytes. The machine is little-endian.
+ * SHAKE-256 of unlimited length, as big-endian words of four bytes. The machine is little-endian.
  * @param {Uint8Array} message @returns {Generator<number, never>}
  */
 export function* shakeWords(message) {
@@ -326,7 +326,7 @@ export function* shakeWords(message) {
   }
 }
 
-/** A uniform integer from 0 to a greatest one. @param {Generator<number, never>} words @param {number} greatest */
+/** A uniform integer from 0 to a maximum. @param {Generator<number, never>} words @param {number} greatest */
 export function drawUpTo(words, greatest) {
   const mask = greatest ? 2 ** (32 - Math.clz32(greatest)) - 1 : 0;
   for (;;) {

@@ -1,5 +1,5 @@
 /**
- * What a session description's terms make of values: codes of a few bits, their layout, and what an offer binds.
+ * Encodes values according to a session description's terms: codes of a few bits, their layout, and an offer's digest.
  * Implements secagg/transport/README.md, "Terms", and compression/README.md, "Scalar quantization".
  * @module
  */
@@ -7,7 +7,7 @@ import { random } from "./crypto.js";
 import { concat, hash, header, integer, json, must, utf8 } from "./wire.js";
 
 /**
- * What a server sums, as its session description says.
+ * The terms of a server's sum, from its session description.
  * @typedef {object} Terms
  * @property {number} clients @property {number} all_clients @property {number} group
  * @property {number} groups @property {number} values @property {number} clip @property {number} bits
@@ -16,7 +16,7 @@ const LIMITS = { values: 2 ** 28, clients: 10 ** 6, bits: 16 };
 const BLOCK = 1 << 14;
 const LAYOUT = 1;
 
-/** Read terms, and refuse what no sum has. @param {string} text @returns {Terms} */
+/** Read terms, and refuse invalid ones. @param {string} text @returns {Terms} */
 export function readTerms(text) {
   const terms = json(text, "parameter_out_of_range");
   const isInteger = (/** @type {unknown} */ value, /** @type {number} */ most) =>
@@ -36,7 +36,7 @@ export function readTerms(text) {
   return terms;
 }
 
-/** The bits that travel for a value, and how many clients they have room for. @param {Terms} terms */
+/** The bits sent per value, and the number of clients that they can sum. @param {Terms} terms */
 export function planOf({ bits, all_clients, clip }) {
   const ringBits = bits + Math.ceil(Math.log2(all_clients));
   return {
@@ -60,21 +60,21 @@ export async function layoutVersion(terms) {
   return hash("public-parameters", utf8("scalar_quantization"), parameters);
 }
 
-/** The layout of the codes, as an offer has it. @param {Terms} terms */
+/** The layout of the codes, as in an offer. @param {Terms} terms */
 export async function layoutOf(terms) {
   const segment = concat([1], integer(planOf(terms).ringBits, 4), integer(terms.values, 8));
   return concat(header(LAYOUT), integer(1, 4), segment, await layoutVersion(terms));
 }
 
-/** What an offer binds of the terms. @param {string} text of the session description @param {Terms} terms */
+/** The digest of the terms that an offer binds. @param {string} text of the session description @param {Terms} terms */
 export async function applicationDigest(text, terms) {
   const digest = await hash("http-terms", utf8(text));
   return hash("session-terms", integer(planOf(terms).capacity, 8), digest);
 }
 
 /**
- * Values as codes, rounded at random in steps of the scale. What is beyond the clip counts as the
- * clip, and NaN as zero: whether a client answers reveals nothing about its values.
+ * Values as codes, rounded at random in steps of the scale. Values beyond the clip are clamped, and
+ * NaN counts as zero: whether a client answers reveals nothing about its values.
  * @param {ArrayLike<number>} values @param {Terms} terms
  * @returns {{codes: Uint32Array, clamped: number}}
  */

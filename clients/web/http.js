@@ -15,49 +15,49 @@ import {
 
 /** @typedef {import("./pairwise.js").Identity} Identity */
 /** @typedef {import("./pairwise.js").Policy & import("./one_message.js").HolderPolicy} Policy */
-/** What a server says of the session that it holds. @typedef {ReturnType<typeof readDescription>} SessionDescription */
+/** A server's description of its session. @typedef {ReturnType<typeof readDescription>} SessionDescription */
 /**
  * @typedef {object} Options
  * @property {Identity} [identity] a certified key, for active mode
- * @property {bigint} [seat] the name of a client without a key; by default the server gives one
+ * @property {bigint} [seat] the id of a client without a key; by default the server assigns one
  * @property {string} [task]
  * @property {Partial<Policy>} [policy]
- * @property {readonly string[]} [protocols] by default all that there are here
- * @property {string} [after] the name of a session that was before
+ * @property {readonly string[]} [protocols] by default all that are implemented here
+ * @property {string} [after] the name of the previous session
  * @property {RoundLedger} [ledger]
  * @property {AbortSignal} [signal]
- * @property {number} [patience] seconds to wait for a server that is lost
+ * @property {number} [patience] seconds to wait for a lost server
  * @property {(stage: Stage) => void} [onStage]
- * @property {(description: SessionDescription, isFull: boolean) => void} [onDescription] full: another session is waited for
- * @property {(progress: Progress) => void} [onProgress] called now and then while others are waited for
+ * @property {(description: SessionDescription, isFull: boolean) => void} [onDescription] full: the client waits for another session
+ * @property {(progress: Progress) => void} [onProgress] called occasionally while the client waits for others
  */
 /** @typedef {{number: number, answer: Uint8Array, received: number, milliseconds: number}} Stage */
-/** How many clients are there, and seconds until the open stage is closed. @typedef {{present: number, secondsLeft: number | null}} Progress */
+/** Number of present clients, and seconds until the open stage closes. @typedef {{present: number, secondsLeft: number | null}} Progress */
 /**
  * @typedef {object} Outcome
- * @property {boolean} isReleased whether a sum with this client's values was released, as the server says
+ * @property {boolean} isReleased whether, according to the server, a sum with this client's values was released
  * @property {string} sentence of the server @property {SessionDescription} description
- * @property {{mean: number[], count: number} | null} result where the server shows it
- * @property {number} clamped how many values were out of range
+ * @property {{mean: number[], count: number} | null} result if the server shows it
+ * @property {number} clamped number of values out of range
  */
 
-/** The session ended for this client; the sentence says why. */
+/** The session ended for this client, for the reason in the sentence. */
 export class Left extends Error {}
 
 /** The default policy of each protocol. @type {Record<string, any>} */
 const USUAL = Object.freeze({ pairwise: POLICY, "one-message": HOLDER_POLICY });
-/** Ask again after these: the server is busy, stopping, or behind a proxy that lost it. */
+/** Retry after these: the server is busy, stopping, or behind a proxy that lost it. */
 const AGAIN = [408, 429, 500, 502, 503, 504];
 const [NOTHING_YET, FULL, LATE, OVER] = [204, 403, 409, 410];
 const PAUSE = { first: 50, longest: 5000, progress: 2000 };
-/** Milliseconds after which a server has held a request back, so that the next one is no repetition. */
+/** After this many milliseconds, the server held the request back, and the next one needs no pause. */
 const RESTED = 2000;
-/** Bytes at most: of a message, of any other answer, and of a sentence that is shown. */
+/** Maximum bytes of a message, of any other answer, and of a displayed sentence. */
 const MOST = { message: 2 ** 26, other: 2 ** 20, sentence: 400 };
-/** Milliseconds that a request takes at most, and bytes of its body each millisecond, at least. */
+/** Maximum milliseconds of a request, and minimum bytes of its body per millisecond. */
 const [PATIENCE, SLOWEST] = [60_000, 16];
 const NOT_MADE = -1;
-/** Hosts that are this machine. */
+/** Hosts that name this machine. */
 export const NEAR = ["localhost", "127.0.0.1", "[::1]"];
 
 /**
@@ -70,7 +70,7 @@ export async function contribute(url, values, options = {}) {
   const given = Float64Array.from(values);
   const { task = "sum", ledger = new RoundLedger(), identity, onDescription = () => {} } = options;
   const server = new Server(url, options);
-  // Without a key a client is this browser; one with a key never sends one update twice, also after it has another key.
+  // Without a key, the browser is the client; a client with a key never sends an update twice, even with a new key.
   const name = `${identity ? identity.id : ""}:${task}`;
   const update = identity ? hex(await hash("spent-values", new Uint8Array(given.buffer))) : "";
   let description = await server.description(options.after ?? "", options.task ?? "");
@@ -78,7 +78,7 @@ export async function contribute(url, values, options = {}) {
   let id = null;
   for (;;) {
     if (description.form !== FORM && identity && description.task === task) {
-      // Its proof tells the operator which clients the form excludes; a server of another task may not have it.
+      // The proof tells the operator which clients the form excludes; a server of another task must not get it.
       await server.join(description, options);
       server.leave();
     }
@@ -115,7 +115,7 @@ export async function contribute(url, values, options = {}) {
   }
 }
 
-/** Say how the session stands now and then, and leave it with the page. @param {Server} server @param {Options} options */
+/** Report the session's progress occasionally, and leave it with the page. @param {Server} server @param {Options} options */
 function watched(server, { onProgress }) {
   const gone = () => server.leave();
   const timer = onProgress && setInterval(() => void server.progress().then((now) => now && onProgress(now)), PAUSE.progress);
@@ -128,17 +128,17 @@ function watched(server, { onProgress }) {
   };
 }
 
-/** Refuse a session of another kind than this client's. @param {SessionDescription} description @param {ArrayLike<number>} values @param {Options} options */
+/** Refuse a session that does not fit this client. @param {SessionDescription} description @param {ArrayLike<number>} values @param {Options} options */
 function requireWanted(description, values, { task = "sum", protocols = Object.keys(USUAL), identity, policy: own }) {
   const { protocol, terms } = description;
   const isSpoken = Object.hasOwn(USUAL, protocol) && protocols.includes(protocol);
-  must(isSpoken, "below_floor", `this client takes no part in a sum by ${protocol.slice(0, 40)}`);
+  must(isSpoken, "below_floor", `this client does not support the protocol ${protocol.slice(0, 40)}`);
   must(description.task === task, "below_floor", "the server sums something else");
   must(
     description.mode === (identity ? "active" : "semi_honest"),
-    "below_floor", "clients with a key take part in active mode, and others in semi_honest mode",
+    "below_floor", "clients with a key need active mode, and clients without one semi_honest mode",
   );
-  const sentence = `this sum is of ${terms.values} values, and ${values.length} are here`;
+  const sentence = `this sum has ${terms.values} values, but this client has ${values.length}`;
   must(values.length === terms.values, "layout_mismatch", sentence);
   const policy = /** @type {any} */ (policyOf(USUAL[protocol], own));
   const most = policy.maximumPopulation ?? policy.maximumCapacity;
@@ -179,7 +179,7 @@ function oneMessageClient(description, id, { identity, policy, ledger = new Roun
       const offer = await readOffer(message, authority);
       must(
         offer.isActive === Boolean(identity),
-        "below_floor", "one message in active mode takes a key, and in semi_honest mode none",
+        "below_floor", "one message needs a key in active mode, and none in semi_honest mode",
       );
       const [own, now] = [policyOf(HOLDER_POLICY, policy), () => Date.now() / 1000];
       requireHolderPolicy(offer, own, now(), authority);
@@ -190,7 +190,7 @@ function oneMessageClient(description, id, { identity, policy, ledger = new Roun
         equal(offer.layout, await layoutOf(description.terms)) && others.length === 1 &&
           segment.ringBits === ringBits && segment.length === description.terms.values && !segment.bounds &&
           offer.capacity <= capacity,
-        "below_floor", "the offer has another layout, or other bounds, than the session description's terms",
+        "below_floor", "the offer's layout or bounds differ from the session description's terms",
       );
       if (identity) await requireStanding(offer.standing, identity, { policy: own, seen: seenBy(ledger), now });
       const signed = new Int32Array((await make(offer.epoch)).buffer);
@@ -201,17 +201,17 @@ function oneMessageClient(description, id, { identity, policy, ledger = new Roun
   };
 }
 
-/** What remembers standings in a ledger. @param {RoundLedger} ledger */
+/** Returns a function that remembers standings in a ledger. @param {RoundLedger} ledger */
 const seenBy = (ledger) => (/** @type {string} */ authority, /** @type {bigint} */ number, /** @type {string} */ digest) =>
   ledger.see(authority, number, digest);
 
-/** What an offer has to be about. These values come from no model. @param {SessionDescription} description */
+/** The subject that an offer must have. These values come from no model. @param {SessionDescription} description */
 const subjectOf = async ({ task, round, text, terms }) => ({
   task: utf8(task), round, model: await sha256(new Uint8Array(0)),
   application: await applicationDigest(text, terms),
 });
 
-/** Answer every stage; a stage that is asked for again gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
+/** Answer every stage; a repeated stage gets the same bytes. @param {Server} server @param {Client} client @param {Options} options */
 async function exchange(server, client, { onStage = () => {} }) {
   let stage = -1;
   let [answered, kept] = [new Uint8Array(0), new Uint8Array(0)];
@@ -222,9 +222,9 @@ async function exchange(server, client, { onStage = () => {} }) {
       continue;
     }
     if (message.stage === null) return message;
-    must(message.stage >= stage, "wrong_kind", "a stage is asked for after a later one");
+    must(message.stage >= stage, "wrong_kind", "a stage was requested after a later one");
     if (message.stage !== stage) {
-      must(!equal(message.bytes, answered), "wrong_kind", "a stage has the message of the one before");
+      must(!equal(message.bytes, answered), "wrong_kind", "a stage repeats the message of the previous one");
       answered = message.bytes;
       const began = performance.now();
       kept = await client.answer(answered);
@@ -238,7 +238,7 @@ async function exchange(server, client, { onStage = () => {} }) {
   }
 }
 
-/** How a session ended, as its server says. @param {Reply} reply @param {SessionDescription} description */
+/** The end of a session according to its server. @param {Reply} reply @param {SessionDescription} description */
 function endOf({ status, bytes, isJson }, { terms }) {
   const isReleased = status === 200;
   if (!isJson) return { isReleased, sentence: sentenceOf(bytes), result: null };
@@ -248,7 +248,7 @@ function endOf({ status, bytes, isJson }, { terms }) {
   return { isReleased, sentence: sentenceOf(utf8(String(sentence))), result };
 }
 
-/** What a server says, as one short line. @param {Uint8Array} bytes */
+/** A server's text as one short line. @param {Uint8Array} bytes */
 function sentenceOf(bytes) {
   const text = new TextDecoder().decode(bytes.slice(0, MOST.sentence));
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ").trim();
@@ -259,14 +259,14 @@ function sentenceOf(bytes) {
 /** Fields of a session description that this client knows. */
 const KNOWN = ["session", "protocol", "mode", "task", "round_number", "answer_bytes", "terms", "must_know", "form"];
 
-/** Read a session description; fields that are not known here are passed over, unless they must be known. @param {string} text */
+/** Read a session description; unknown fields are ignored unless the description requires them. @param {string} text */
 export function readDescription(text) {
   const description = json(text, "not_canonical");
   const { session, protocol, mode, task, round_number, answer_bytes, terms, must_know = [], form } = description;
   must(Array.isArray(must_know), "not_canonical", "this is not a session description");
   must(
     must_know.every((/** @type {any} */ name) => KNOWN.includes(name)),
-    "wrong_version", "this session takes a newer client: get the server's version",
+    "wrong_version", "this session needs a newer client: get the server's version",
   );
   const texts = { session, protocol, mode, task, round_number, terms };
   const areTexts = Object.values(texts).every((value) => typeof value === "string" && !/\p{C}/u.test(value));
@@ -277,7 +277,7 @@ export function readDescription(text) {
     "not_canonical", "the session description has no round, longest answer or form",
   );
   json(terms, "not_canonical");
-  /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms as it stands. */
+  /** @type {Record<"session" | "protocol" | "mode" | "task" | "text", string>} The text is that of the terms, unchanged. */
   const said = { session, protocol, mode, task, text: terms };
   return { ...said, shown: utf8(text), form, round: BigInt(round_number), terms: readTerms(terms) };
 }
@@ -286,23 +286,23 @@ export function readDescription(text) {
 
 /** @typedef {{status: number, bytes: Uint8Array, stage: number | null, isJson: boolean}} Reply */
 
-/** The form that this client speaks, at the head of its proof. */
+/** The form that this client supports, at the start of its proof. */
 const SPOKEN = Uint8Array.of(FORM);
 
-/** The Authorization of a client that has a key, for a session. @param {Uint8Array} shown its description @param {Pick<Identity, "id" | "key">} identity */
+/** The Authorization header of a client with a key, for a session. @param {Uint8Array} shown its description @param {Pick<Identity, "id" | "key">} identity */
 export async function authorizationOf(shown, { id, key }) {
   const signature = await key.sign("http-proof", shown, integer(id, 8), SPOKEN);
   return `Secagg ${id}:${hex(concat(SPOKEN, signature))}`;
 }
 
-/** A server, as one client of one session asks it. */
+/** Sends one client's requests of one session to a server. */
 class Server {
   /** @param {string} url @param {Options} options */
   constructor(url, { patience = 120, signal }) {
     const { protocol, hostname } = new URL(url);
     must(
       protocol === "https:" || (protocol === "http:" && NEAR.includes(hostname)),
-      "below_floor", "answers would travel in the clear; name an https:// address",
+      "below_floor", "answers would be sent in the clear; use an https:// address",
     );
     this.url = url.replace(/\/$/, "");
     this.patience = patience;
@@ -314,7 +314,7 @@ class Server {
     this.rests = PAUSE.first / 2;
   }
 
-  /** Pause after what brought no news, longer each time unless the server held the request back. */
+  /** Pause after a request without news, longer each time unless the server held the request back. */
   async rest() {
     const isQuick = Date.now() - this.rested < RESTED;
     this.rests = isQuick ? Math.min(2 * this.rests, PAUSE.longest) : PAUSE.first;
@@ -327,7 +327,7 @@ class Server {
     return new Promise((resolve) => setTimeout(resolve, milliseconds * this.spread));
   }
 
-  /** The task's session that runs, or the next one. @param {string} after @param {string} task @returns {Promise<SessionDescription>} */
+  /** The task's current session, or the next one. @param {string} after @param {string} task @returns {Promise<SessionDescription>} */
   async description(after, task) {
     const asked = Object.entries({ task, after }).filter(([, value]) => value);
     const query = asked.length ? `?${new URLSearchParams(asked)}` : "";
@@ -341,7 +341,7 @@ class Server {
     }
   }
 
-  /** The id to take part under: of a key, or of a seat; null if no seat is free. @param {SessionDescription} description @param {Options} options */
+  /** The id of this client's key or seat; null if no seat is free. @param {SessionDescription} description @param {Options} options */
   async join(description, { identity, seat }) {
     this.path = `/v1/sessions/${description.session}`;
     if (identity) {
@@ -354,7 +354,7 @@ class Server {
       if (status === FULL || status === OVER) return null;
       const text = sentenceOf(bytes);
       const isSeat = status === 201 && /^[0-9]{1,20}$/.test(text) && BigInt(text) < 1n << 64n;
-      must(isSeat, "not_canonical", "no seat was given");
+      must(isSeat, "not_canonical", "the server assigned no seat");
       seat = BigInt(text);
     }
     this.authorization = `Secagg ${seat}:${proof}`;
@@ -362,7 +362,7 @@ class Server {
   }
 
   /**
-   * One request, tried again where that can help.
+   * Send one request, and retry if that can help.
    * @param {string} method @param {string} path @param {Uint8Array} [body] @returns {Promise<Reply>}
    */
   async ask(method, path, body) {
@@ -383,7 +383,7 @@ class Server {
           const isKnown = status < 300 || status === LATE || status === OVER;
           const isWrong = !isKnown && !(status === FULL && path === "/seats");
           if (isWrong) throw new Left(`${status}: ${sentenceOf(bytes)}`);
-          must(!stage || /^[0-9]{1,3}$/.test(stage), "not_canonical", "the message names no stage");
+          must(!stage || /^[0-9]{1,3}$/.test(stage), "not_canonical", "the message has no stage");
           const isJson = response.headers.get("content-type")?.startsWith("application/json") ?? false;
           return { status, bytes, isJson, stage: stage ? Number(stage) : null };
         }
@@ -401,7 +401,7 @@ class Server {
   }
 
   /**
-   * Nothing but what stands here is sent, and to nowhere else.
+   * Send a request with only these fields, and only to this server.
    * @param {string} method @param {string} path @param {RequestInit} more
    */
   #fetched(method, path, more) {
@@ -416,7 +416,7 @@ class Server {
     });
   }
 
-  /** How the session stands; null where that is not known. @returns {Promise<Progress | null>} */
+  /** The session's progress; null if unknown. @returns {Promise<Progress | null>} */
   async progress() {
     try {
       const signal = AbortSignal.timeout(PAUSE.longest);
@@ -429,7 +429,7 @@ class Server {
     }
   }
 
-  /** Say that this client is gone; whether that arrives makes no difference to it. */
+  /** Report that this client left; it does not matter whether the report arrives. */
   leave() {
     this.#fetched("DELETE", "/client", { keepalive: true }).catch(() => {});
   }
@@ -463,7 +463,7 @@ async function bodyOf(response, most) {
 // --- Keys ------------------------------------------------------------------------------------
 
 /**
- * The identity in a client's key file, or in a link of invitation that holds one.
+ * The identity in a client's key file, or in an invitation link that contains one.
  * @param {string} text @returns {Promise<Identity>}
  */
 export async function identityOf(text) {
@@ -485,5 +485,5 @@ export async function identityOf(text) {
   });
 }
 
-/** Fields of a key file, and how many digits each has. */
+/** Fields of a key file, with their numbers of digits. */
 const HEX = /** @type {const} */ ([["seed", 64], ["certificate", 144], ["authority", 64]]);

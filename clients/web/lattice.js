@@ -12,11 +12,11 @@ import { concat, integer } from "./wire.js";
 const LIMB_BITS = 28;
 const PIECE = 1 << 16;
 /**
- * Two limbs are multiplied at once in rings that are no wider: a product then errs by less than 160 |a| |s| / 2^53,
- * which is 0.4 for uniform a, so that rounding is exact.
+ * Two limbs are multiplied at once in rings up to this width: a product's error is then below 160 |a| |s| / 2^53,
+ * which is 0.4 for uniform a, so rounding is exact.
  */
 const MOST_JOINED = { bits: 33, degree: 2048 };
-/** Blocks whose public polynomials are expanded at once. */
+/** Number of blocks whose public polynomials are expanded at once. */
 const BATCH = 64;
 
 // --- Values ----------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ export class Coefficients {
     this.high[at] += high + (sum >= 2 ** 32 ? 1 : 0);
   }
 
-  /** 32 bits of some coefficients, from a lowest one on. @param {number} start @param {number} end @param {number} lowest */
+  /** 32 bits of some coefficients, starting at a lowest bit. @param {number} start @param {number} end @param {number} lowest */
   bits(start, end, lowest) {
     const { low, high } = this;
     const out = (lowest < 32 ? low : high).slice(start, end);
@@ -68,7 +68,7 @@ export class Coefficients {
 }
 
 /**
- * Values in coefficients. They are within their bounds: the caller has clamped them.
+ * Values in coefficients. The caller has clamped them to their bounds.
  * @param {Offer} offer @param {ArrayLike<number>[]} vectors
  */
 export function placed(offer, vectors) {
@@ -93,8 +93,8 @@ export function placed(offer, vectors) {
 
 const WIDTH = 64;
 /**
- * The distribution function of the discrete Gaussian of width 4.5 out of 2^144: by the first 16
- * bits of a draw its value, and whether 128 more bits decide.
+ * The distribution function of the discrete Gaussian of width 4.5, scaled to 2^144: the first 16
+ * bits of a draw give its value, or that 128 more bits decide.
  */
 const TABLE = (() => {
   // In 130 decimals: the ratio is exp(-2 / 81) by its series, and the mass of a value v is the ratio to the power v^2,
@@ -133,7 +133,7 @@ const TABLE = (() => {
   return { values, isOpen, edges };
 })();
 
-/** So many draws. @param {Uint8Array} key which is overwritten @param {number} count */
+/** The given number of draws. @param {Uint8Array} key which is overwritten @param {number} count */
 export async function gaussian(key, count) {
   const drawn = new Uint16Array((await counterMode(key, START, 2 * count)).buffer);
   const out = new Int8Array(count);

@@ -1,6 +1,6 @@
 /**
- * What a client has answered, kept where a closed tab does not lose it: a round of a task has one
- * answer, an update goes into one sum, and no epoch of holders is older than one that was seen.
+ * Ledger of a client's answers, which survives a closed tab: one answer for each round of a task, one
+ * sum for each update, and no epoch of holders older than one already seen.
  * @module
  */
 import { must } from "./wire.js";
@@ -11,12 +11,12 @@ const BLANK = Object.freeze({ next: "0", epoch: "0", updates: [] });
 
 /** @typedef {{next: string, epoch: string, updates: readonly string[]}} Spent */
 /**
- * A round, with the digest of the update, if any, and the epoch of its holders where a protocol has some.
+ * A round, with the digest of the update, if any, and the epoch of its holders, if the protocol has some.
  * @typedef {{round: bigint, update?: string, epoch?: bigint}} Wanted
  */
 /** @typedef {(name: string, change: (spent: Spent) => Spent) => Promise<void>} Store */
 
-/** What one client has spent, before its update is made. */
+/** Ledger of one client; rounds are spent before the update is made. */
 export class RoundLedger {
   /** @param {Store} [store] */
   constructor(store = inIndexedDb) {
@@ -32,7 +32,7 @@ export class RoundLedger {
   }
 
   /**
-   * Spend a round, durably; refuse one that was answered, an update that was sent, or an old epoch.
+   * Spend a round durably; refuse an answered round, a sent update, or an old epoch.
    * @param {string} name of a client and its task @param {Wanted} wanted
    */
   async charge(name, wanted) {
@@ -40,28 +40,28 @@ export class RoundLedger {
   }
 
   /**
-   * Remember the newest standing of an authority, and refuse an older one, or a second one of the same time.
+   * Remember an authority's newest standing, and refuse an older one, or another one of the same time.
    * @param {string} authority @param {bigint} number @param {string} digest of what the authority signed
    */
   async see(authority, number, digest) {
     await this.store(`standing ${authority}`, ({ next, updates }) => {
       must(number >= BigInt(next), "below_floor", "the standing in the offer is older than one seen before");
       const isOther = number === BigInt(next) && updates.length && updates[0] !== digest;
-      must(!isOther, "below_floor", "the authority signed two standings of one time; ask it");
+      must(!isOther, "below_floor", "the authority signed two standings for one time; ask the authority");
       return { next: String(number), epoch: "0", updates: [digest] };
     });
   }
 }
 
-/** What is spent afterwards. @param {Spent} spent @param {Wanted} wanted @returns {Spent} */
+/** The spent record after a round. @param {Spent} spent @param {Wanted} wanted @returns {Spent} */
 function charged({ next, epoch: newest, updates }, { round, update, epoch = BigInt(newest) }) {
-  must(round >= BigInt(next), "already_answered", `round ${round} was answered here`);
-  must(!update || !updates.includes(update), "already_spent", "this very update was sent before");
-  must(epoch >= BigInt(newest), "wrong_session", `epoch ${epoch} of the holders is an old one`);
+  must(round >= BigInt(next), "already_answered", `round ${round} was already answered here`);
+  must(!update || !updates.includes(update), "already_spent", "this update was already sent");
+  must(epoch >= BigInt(newest), "wrong_session", `the holders' epoch ${epoch} is old`);
   return { next: String(round + 1n), epoch: String(epoch), updates: update ? [...updates, update] : updates };
 }
 
-/** A store in memory, for what outlives no page and no test. @returns {Store} */
+/** A store in memory, for pages and tests that keep nothing. @returns {Store} */
 export function inMemory() {
   /** @type {Map<string, Spent>} */
   const kept = new Map();
@@ -71,11 +71,11 @@ export function inMemory() {
 }
 
 /**
- * A change in one transaction, which all tabs of an origin take in turns.
+ * A change in one transaction; all tabs of an origin take turns.
  * @type {Store}
  */
 async function inIndexedDb(name, change) {
-  // A browser that runs out of room would otherwise forget what was spent. It may ask the visitor, or say no.
+  // Otherwise a browser that runs out of space could delete the ledger. It may ask the visitor, or refuse.
   void navigator.storage?.persist?.().catch(() => {});
   const database = await opened();
   try {

@@ -18,7 +18,7 @@ import {
 /** @typedef {{length: number, ringBits: number, bounds: [number, number] | null}} Segment */
 /** @typedef {Awaited<ReturnType<typeof readOffer>>} Offer */
 /** @typedef {{[name in keyof typeof HOLDER_POLICY]: number}} HolderPolicy */
-/** The least that a client accepts, whatever a server offers. */
+/** The weakest session that a client accepts. */
 export const HOLDER_POLICY = Object.freeze({
   minimumCohort: 3,
   assumedCorrupted: 1,
@@ -37,16 +37,16 @@ const [DIGEST, KEY, SIGNATURE] = [32, 32, 64];
 const NONE = new Uint8Array(0);
 const OFFSET = 1n << 63n;
 const VALUE_BITS = 32;
-/** The widest modulus of each degree that is estimated at 128 bits, and of 64 bits, which a word here holds. */
+/** For each degree, the widest modulus estimated at 128 bits of security, up to the 64 bits of a word. */
 const GREATEST_MODULUS = new Map([[1024, 28], [2048, 54], [4096, 64]]);
 const WIDTH = 4.5;
-/** Seconds that a holder's keys last at most. */
+/** Maximum lifetime of a holder's keys, in seconds. */
 const LONGEST_KEYS = 24 * 3600;
-/** Standard deviations that guard bits have room for. */
+/** Standard deviations that fit the guard bits. */
 const DEVIATIONS = 10;
 const MOST = Object.freeze({
   holders: 256, droppedBits: 4, message: 2 ** 22, task: 256, segments: 2 ** 16, key: 2 ** 11,
-  capacity: 529_984, // a sum of more secrets may leave the field of the shares
+  capacity: 529_984, // a sum of more secrets may exceed the field of the shares
   coefficients: 2 ** 31,
 });
 
@@ -86,13 +86,13 @@ const RECORD = {
   authority: bytes(KEY),
   holders: list(MOST.holders, record({ id: bytes(8), key: bytes(KEY) })),
 };
-/** What the authority signed of the thresholds; an offer says the same. */
+/** Thresholds that the authority signed; an offer must repeat them. */
 const SIGNED = /** @type {const} */ (["corrupted", "threshold", "packing", "quorum"]);
 
 /**
  * Decode an offer, and verify its signatures.
  * @param {Uint8Array} message
- * @param {Uint8Array} [authority] of another one no signature is looked at
+ * @param {Uint8Array} [authority] signatures of another authority are not verified
  */
 export async function readOffer(message, authority) {
   const reader = new Reader(message, KIND.offer);
@@ -109,25 +109,25 @@ export async function readOffer(message, authority) {
   must(!authority || equal(signed.authority, authority), "below_floor", "another authority");
   await requireSigned(signed.isActive, signed.authority, signature, "one-message-record", statement);
   const isWhole = epochOf.keys.length === signed.holders.length;
-  must(isWhole, "roster_invalid", "the keys are not those of all holders of the record");
+  must(isWhole, "roster_invalid", "the keys do not match the record's holders");
   const digest = await hash("one-message-record", statement);
   const holders = [];
   for (const [at, holder] of signed.holders.entries()) {
-    // A holder that is absent published none.
+    // An absent holder published none.
     const keys = epochOf.keys[at].length ? await readKeys(epochOf.keys[at], at, signed, digest) : null;
     holders.push({ ...holder, sealingKey: keys && keys.key, until: keys && keys.until });
   }
   const published = holders.flatMap(({ sealingKey }) => (sealingKey ? [hex(sealingKey)] : []));
-  must(new Set(published).size === published.length, "public_key_reused", "two holders published one key");
+  must(new Set(published).size === published.length, "public_key_reused", "two holders published the same key");
   must(
     configuration.holderCount === holders.length && SIGNED.every((name) => configuration[name] === signed[name]),
-    "parameter_out_of_range", "the record says otherwise than the offer",
+    "parameter_out_of_range", "the offer contradicts the record",
   );
   const epoch = await hash("one-message-epoch", ...epochOf.keys);
   const agreed = concat(header(KIND.configuration), message.slice(start, middle));
   return {
     ...signed, ...configuration, ...terms, holders, receipts,
-    terms: message.slice(middle, last), // as they stand
+    terms: message.slice(middle, last), // unchanged
     publicSeed: await hash("one-message-public-seed", epoch),
     t0: await hash("one-message-configuration", epoch, agreed),
   };
@@ -143,14 +143,14 @@ function readSegment(reader) {
   must(
     length >= 1 && ringBits >= 1 && ringBits <= 64 &&
       (!bounds || (bounds[0] >= -half && bounds[0] < bounds[1] && bounds[1] < half)),
-    "not_canonical", "a segment has no values, or bounds that are not of its ring and in order",
+    "not_canonical", "a segment has no values, or its bounds are out of order or outside its ring",
   );
-  must(reader.number(1) === 0, "below_floor", "this client sums without fine bits");
+  must(reader.number(1) === 0, "below_floor", "this client does not support fine bits");
   return { length, ringBits, bounds };
 }
 
 /**
- * Refuse numbers with which a sum would not be exact, or another sum of secrets than the right one could pass.
+ * Refuse numbers with which a sum would not be exact, or a wrong sum of secrets could pass.
  * @param {import("./wire.js").Values<typeof CONFIGURATION>} offer
  */
 export function requireExact(offer) {
@@ -163,30 +163,30 @@ export function requireExact(offer) {
   const variance = WIDTH ** 2 + (4 ** droppedBits - 1) / 12;
   const least = Math.ceil(Math.log2(2 * DEVIATIONS * Math.sqrt(capacity * variance) + 1));
   const fits = isInRange && guardBits >= least && guardBits < modulusBits;
-  must(fits, "not_canonical", "the numbers of the offer do not go together");
+  must(fits, "not_canonical", "the numbers of the offer are inconsistent");
   const shapes = segments.map((segment) => shapeOf(offer, segment));
   const areRoomy = shapes.every(({ bits }, i) => bits <= Math.min(modulusBits - guardBits, segments[i].ringBits));
-  must(areRoomy, "not_canonical", "a segment has no room in a coefficient");
+  must(areRoomy, "not_canonical", "a segment does not fit a coefficient");
   const total = shapes.reduce((sum, { count }) => sum + count, 0);
   const areCounted = total <= MOST.coefficients && segments.every(({ length }) => length <= MOST.coefficients);
   must(areCounted, "not_canonical", "there are too many values");
-  // The zeros behind the values, for the specification's section "Offer": r(q), and what the sum over coefficients lacks.
+  // The zeros after the values, see the specification's section "Offer": r(q), and the bits that the coefficients lack.
   const noise = bitsOf(Math.sqrt(2.1 * capacity * variance));
   let missing = 64 + degree * bitsOf(WIDTH * Math.sqrt(1.5 * capacity));
   for (const { lowest, count } of shapes.slice(0, -1)) missing -= count * (lowest - noise);
   const last = segments[segments.length - 1];
   must(
     last.length === Math.max(1, Math.ceil(missing / (modulusBits - noise))) && !last.bounds && last.ringBits === 1,
-    "not_canonical", "the zeros behind the values are not those of the numbers",
+    "not_canonical", "the zeros after the values do not match the numbers",
   );
   const areNarrow = segments.slice(0, -1).every(({ ringBits }) => ringBits <= VALUE_BITS);
-  must(areNarrow, "below_floor", `this client masks values of ${VALUE_BITS} bits at most`);
+  must(areNarrow, "below_floor", `this client masks values of at most ${VALUE_BITS} bits`);
 }
 
-/** Bits of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
+/** Bits of entropy of an entry of a vector whose entries' root mean square is below a radius. @param {number} radius */
 const bitsOf = (radius) => Math.log2(Math.sqrt(2 * Math.PI * Math.E) * (radius + 0.5));
 
-/** The authority's record of an epoch, and what it signed of it. @param {Uint8Array} message */
+/** The authority's record of an epoch, and its signed part. @param {Uint8Array} message */
 function readRecord(message) {
   const reader = new Reader(message, KIND.record);
   const fields = record(RECORD)(reader);
@@ -199,13 +199,13 @@ function readRecord(message) {
   const areKeys = isActive ? new Set(keys).size === keys.length : !keys.some((key) => /[^0]/.test(key));
   must(
     areKeys && new Set(ids).size === ids.length,
-    "parameter_out_of_range", "a holder, or its key, stands at two positions",
+    "parameter_out_of_range", "a holder or its key has two positions",
   );
   return { ...fields, statement, signature };
 }
 
 /**
- * Refuse what is not signed in active mode, or signed in semi_honest mode.
+ * Refuse an unsigned part in active mode, or a signed one in semi_honest mode.
  * @param {boolean} isActive @param {Uint8Array} key @param {Uint8Array} signature
  * @param {string} label @param {...Uint8Array} parts
  */
@@ -227,8 +227,8 @@ async function readKeys(message, at, { isActive, holders }, digest) {
     until: number(8),
     signature: sized(SIGNATURE),
   });
-  must(position === at, "roster_invalid", "the keys of holders are in another order");
-  must(equal(named, digest), "wrong_session", "keys of another record");
+  must(position === at, "roster_invalid", "the holders' keys are out of order");
+  must(equal(named, digest), "wrong_session", "the keys belong to another record");
   const parts = [digest, integer(position, 2), key, nonce, integer(until, 8)];
   await requireSigned(isActive, holders[at].key, signature, "one-message-holder-keys", ...parts);
   must(key.length >= KEY, "truncated", "a sealing key is too short");
@@ -239,13 +239,13 @@ async function readKeys(message, at, { isActive, holders }, digest) {
 }
 
 /**
- * Refuse an offer that fewer than a quorum of its holders signed: those that restarted have other keys.
+ * Refuse an offer signed by fewer than a quorum of its holders: restarted holders have other keys.
  * @param {Offer} offer
  */
 export async function requireReceipts({ isActive, holders, quorum, receipts, t0, round, model, application }) {
   const ordered = receipts.every(({ position }, i) => !i || position > receipts[i - 1].position);
   const isQuorum = receipts.length >= quorum && receipts.every(({ position }) => holders[position]?.sealingKey);
-  must(ordered && isQuorum, "quorum_not_met", `${quorum} holders sign an offer, by increasing positions`);
+  must(ordered && isQuorum, "quorum_not_met", `${quorum} holders must sign an offer, in increasing positions`);
   const terms = await hash("one-message-terms", integer(round, 8), model, application);
   for (const { position, signature } of receipts) {
     const parts = [t0, integer(position, 2), terms];
@@ -279,20 +279,20 @@ export function requireHolderPolicy(offer, policy, now, authority) {
   const least = corrupted + packing;
   must(
     packing >= 1 && degree % packing === 0 && threshold >= least && threshold <= count,
-    "below_floor", `the threshold is ${threshold} of ${count}, and ${least} is the least`,
+    "below_floor", `the threshold is ${threshold} of ${count}; it must be at least ${least}`,
   );
   const quorum = ((count + corrupted) >> 1) + 1;
   must(
     offer.quorum >= quorum && offer.quorum <= count,
-    "below_floor", `${offer.quorum} holders sign a list, and ${quorum} are the least`,
+    "below_floor", `${offer.quorum} holders sign a list; at least ${quorum} must`,
   );
   must(
     offer.modulusBits <= (GREATEST_MODULUS.get(degree) ?? 0),
-    "below_floor", "the lattice is below 128 bits, or of a degree that this client does not know",
+    "below_floor", "the lattice is below 128 bits, or has a degree that this client does not support",
   );
   must(now < offer.expiry, "below_floor", "the epoch of the holders is over");
   const lasts = (/** @type {number | null} */ until) => until === null || (until > now && until - now <= LONGEST_KEYS);
-  must(offer.holders.every(({ until }) => lasts(until)), "below_floor", "keys of a holder have ended, or last too long");
+  must(offer.holders.every(({ until }) => lasts(until)), "below_floor", "a holder's keys have expired, or last too long");
 }
 
 // --- The upload ------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ export function requireHolderPolicy(offer, policy, now, authority) {
  * @param {Offer} offer
  * @param {object} own
  * @param {bigint} own.id
- * @param {ArrayLike<number>[]} own.vectors integers for each segment of the layout; others are cut to integers in range
+ * @param {ArrayLike<number>[]} own.vectors integers for each segment of the layout; others are clamped to integers in range
  * @param {Identity} [own.identity]
  * @param {Uint8Array} [own.coins] 32 fresh bytes, which are overwritten
  */
@@ -356,7 +356,7 @@ async function signed(key, label, ...parts) {
 }
 
 /**
- * Values as integers within their bounds, or their ring's: nothing is refused once they were made.
+ * Values as integers within their bounds, or their ring's; none are refused, whatever they are.
  * @param {ArrayLike<number>} values @param {Segment} segment
  */
 function within(values, { bounds, length, ringBits }) {
@@ -367,7 +367,7 @@ function within(values, { bounds, length, ringBits }) {
   return out;
 }
 
-/** The digest of an update in its canonical encoding; it and the coins decide what is drawn. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
+/** The digest of an update in its canonical encoding; it and the coins determine the draws. @param {Offer} offer @param {ArrayLike<number>[]} vectors */
 export async function payloadDigest(offer, vectors) {
   const packed = vectors.map((values, i) => {
     const { ringBits } = offer.segments[i];
@@ -377,7 +377,7 @@ export async function payloadDigest(offer, vectors) {
 }
 
 /**
- * Draws of 32 bytes that follow from fresh coins and from what they are for; coins and signature are overwritten.
+ * Draws of 32 bytes, derived from fresh coins and their purpose; coins and signature are overwritten.
  * @param {Uint8Array} coins @param {Uint8Array[]} about @param {Uint8Array} signature @param {number} count
  */
 async function hedgedDraws(coins, about, signature, count) {

@@ -20,7 +20,7 @@ import {
 /** @typedef {import("./crypto.js").SigningKey} SigningKey */
 /** @typedef {import("./crypto.js").Standing} Standing */
 /** A certified key. @typedef {{id: bigint, key: SigningKey, certificate: Uint8Array, authority: Uint8Array}} Identity */
-/** The least that a client accepts, whatever a server offers. */
+/** The weakest session that a client accepts. */
 export const POLICY = Object.freeze({
   modes: /** @type {readonly string[]} */ (Object.freeze(["semi_honest", "active"])),
   minimumCohort: 3,
@@ -38,19 +38,19 @@ export const POLICY = Object.freeze({
  * Subject of a session; omitted fields are not compared.
  * @typedef {object} OwnValues
  * @property {number[][]} [layout] bits and length of each segment @property {Uint8Array} [layoutVersion]
- * @property {number} [capacity] the most clients that the codes have room for
+ * @property {number} [capacity] maximum number of clients that the codes can sum
  */
 /** @typedef {Partial<import("./wire.js").Subject> & OwnValues} About */
 
-/** Bits of safety that each mode takes at least. */
+/** Minimum bits of security of each mode. */
 const PRIVACY_BITS = { semi_honest: 40, active: 100 };
 
-/** Kinds of messages, and what a client sends back. */
+/** Kinds of messages and of a client's answers. */
 const KIND = Object.freeze({
   offer: 16, advertisement: 17, advertisedKeys: 18, shares: 19, deliveredShares: 20,
   maskedInput: 21, survivors: 22, survivorSignature: 23, request: 24, unmasking: 25,
 });
-/** The kind that is expected once the session is over. */
+/** The expected kind after the session is over. */
 const OVER = -1;
 const [KEY, DIGEST, SIGNATURE, GRANT] = [32, 32, 64, 72];
 /** Two shares, sealed. */
@@ -59,11 +59,11 @@ const NONE = new Uint8Array(0);
 /** @type {import("./crypto.js").KeyPair} */
 const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
 const LEFT = "this client left the session";
-/** Bytes and items of a field at most, where the session does not say less. */
+/** Maximum bytes and items of a field, if the session does not set less. */
 const MOST = Object.freeze({ task: 256, layout: 2 ** 21, segments: 2 ** 16, id: 10, path: 64 });
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
-/** An offer that is refused for one of these changes nothing, and another one may come. */
+/** An offer refused for one of these reasons changes nothing, and another may follow. */
 const OFFER_IS_REFUSED = ["below_floor", "parameter_out_of_range"];
 
 // --- The offer -------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ const OFFER = {
 const LAYOUT = { segments: list(MOST.segments, readSegment), version: bytes(DIGEST) };
 /** @typedef {ReturnType<typeof readOffer>} Offer */
 
-/** Read an offer to the byte. @param {Uint8Array} message */
+/** Read an offer exactly. @param {Uint8Array} message */
 export function readOffer(message) {
   const fields = decode(message, KIND.offer, OFFER);
   const { segments, version } = decode(fields.layout, 1, LAYOUT);
@@ -104,7 +104,7 @@ export function readOffer(message) {
     const words = length + Math.max(offer.checkWords, Math.ceil(64 / bits));
     return Math.ceil((words * wordBytes(bits)) / SEGMENT);
   });
-  /** Numbers, each with its least and its greatest value. @type {[number, number, number][]} */
+  /** Numbers, each with its minimum and maximum. @type {[number, number, number][]} */
   const ranges = [
     [offer.task.length, 1, MOST.task],
     [population, 2, isSparse ? 2 ** 20 : 65535],
@@ -119,11 +119,11 @@ export function readOffer(message) {
   ];
   must(
     degree % 2 === 0 && ranges.every(([value, least, most]) => value >= least && value <= most),
-    "not_canonical", "the offer is no configuration: a number is out of its range, or not of its mode",
+    "not_canonical", "the offer is invalid: a number is out of range, or does not fit the mode",
   );
   must(
     isActive || !standingParts(offer.standing).concat(offer.standing.signature).some((part) => part.some(Boolean)),
-    "not_canonical", "semi_honest mode has no standing",
+    "not_canonical", "semi_honest mode must not have a standing",
   );
   must(offer.suite === 0, "below_floor", "this client supports only the classic suite");
   return offer;
@@ -132,10 +132,10 @@ export function readOffer(message) {
 /** @param {Reader} reader */
 function readSegment(reader) {
   const kind = reader.number(1);
-  must(kind >= 1 && kind <= 3, "not_canonical", "a segment of an unknown kind");
-  must(kind === 1, "below_floor", "this client sums only rings, without fine bits");
+  must(kind >= 1 && kind <= 3, "not_canonical", "a segment has an unknown kind");
+  must(kind === 1, "below_floor", "this client supports only rings without fine bits");
   const [bits, length] = [reader.number(4), reader.number(8)];
-  must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment that no ring has");
+  must(bits >= 1 && bits <= 64 && length >= 1, "not_canonical", "a segment has no values, or bits that no ring has");
   return { bits, length };
 }
 
@@ -168,7 +168,7 @@ export function graphOf(offer, seed, clients) {
 }
 
 /**
- * The members in parts that no mask joins to each other: unmasking reveals the sum of each.
+ * The members in parts that no mask connects: unmasking reveals the sum of each part.
  * @param {Pick<Offer, "isSparse">} offer @param {(at: number) => number[]} graph @param {number[]} members
  */
 function partsOf(offer, graph, members) {
@@ -194,7 +194,7 @@ export function committeeOf(offer, seed, clients) {
 // --- The client ------------------------------------------------------------------------------
 
 /**
- * What a client knows of a neighbour.
+ * A client's data about a neighbour.
  * @typedef {object} Neighbour
  * @property {Uint8Array} id @property {Uint8Array} channel @property {Uint8Array} mask
  * @property {Uint8Array} identity
@@ -203,7 +203,7 @@ export function committeeOf(offer, seed, clients) {
 /** @typedef {{root: Uint8Array, seed: Uint8Array, place: number}} Held */
 
 /**
- * One client's part in one session. It answers each message once; a fault in an expected message
+ * One client in one session. It answers each message once; a fault in an expected message
  * ends the session for it, and its secrets are overwritten.
  */
 export class PairwiseClient {
@@ -213,12 +213,12 @@ export class PairwiseClient {
   selfMaskSeed = NONE;
   channel = NO_KEYS;
   mask = NO_KEYS;
-  /** Digests: of the offer, and of the session that the roster makes of it. */
+  /** Digests of the offer and, with the roster, of the session. */
   attempt = NONE;
   context = NONE;
   /** This client's own entry of the roster. */
   entry = NONE;
-  /** The root over the entries that were delivered. */
+  /** The root of the delivered entries. */
   entries = NONE;
   /** Of all advertisers. @type {bigint[]} */
   ids = [];
@@ -240,7 +240,7 @@ export class PairwiseClient {
   held = new Map();
   /** @type {number} */
   expected = KIND.offer;
-  /** How often the session was ended. */
+  /** Number of times the session was ended. */
   ends = 0;
   /** By kind, the message that was answered and the answer. @type {Map<number, {message: string, answer: Uint8Array}>} */
   answered = new Map();
@@ -252,7 +252,7 @@ export class PairwiseClient {
    * @param {Identity} [own.identity] for active mode
    * @param {Partial<Policy>} [own.policy]
    * @param {import("./crypto.js").Coins} [own.coins]
-   * @param {About} [own.about] what the session is about, as this client knows it
+   * @param {About} [own.about] the subject that this client expects of the session
    * @param {(authority: string, number: bigint, digest: string) => unknown} [own.seen] remembers standings, and refuses older ones
    * @param {() => number} [own.now] seconds since 1970
    */
@@ -273,7 +273,7 @@ export class PairwiseClient {
   }
 
   /**
-   * The answer to a message: the same bytes again get the same answer, and others of its kind end the session.
+   * The answer to a message: equal bytes get the same answer, and other bytes of its kind end the session.
    * @param {Uint8Array} message @returns {Promise<Uint8Array>}
    */
   async answer(message) {
@@ -295,7 +295,7 @@ export class PairwiseClient {
       this.answered.set(kind, { message: digest, answer });
       return answer;
     } catch (error) {
-      // Another message may have ended the session meanwhile; what failed then failed because secrets were gone.
+      // Another message may have ended the session meanwhile; then this failed because secrets were gone.
       const isOver = ends !== this.ends;
       this.abort();
       must(!isOver, "wrong_kind", LEFT);
@@ -319,7 +319,7 @@ export class PairwiseClient {
     }
   }
 
-  /** Leave the session, also while an answer is under way; nothing is answered any more. */
+  /** Leave the session, even while an answer is computed; nothing is answered afterwards. */
   abort() {
     this.ends += 1;
     this.#clear();
@@ -327,7 +327,7 @@ export class PairwiseClient {
     this.expected = OVER;
   }
 
-  /** Overwrite this client's own secrets, and those that it shares with neighbours; keys of WebCrypto are forgotten. */
+  /** Overwrite this client's secrets and those shared with neighbours; drop WebCrypto's keys. */
   #clearOwn() {
     for (const secret of [this.channelRoot, this.maskRoot, this.selfMaskSeed]) secret.fill(0);
     for (const { channelSecret, maskSecret } of this.neighbours.values()) {
@@ -337,7 +337,7 @@ export class PairwiseClient {
     this.channel = this.mask = NO_KEYS;
   }
 
-  /** Overwrite everything that can be overwritten, and forget the rest. */
+  /** Overwrite everything that can be overwritten, and drop the rest. */
   #clear() {
     this.#clearOwn();
     for (const held of this.held.values()) {
@@ -403,9 +403,9 @@ export class PairwiseClient {
     requireSubject(this.about, offer);
     /** @type {[boolean, string][]} */
     const conditions = [
-      [!layout || `${layout}` === `${shape}`, "the offer has another layout than this client's values"],
-      [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer has another version of the layout"],
-      [offer.population <= capacity, "more clients than the codes have room for"],
+      [!layout || `${layout}` === `${shape}`, "the offer's layout differs from that of this client's values"],
+      [!layoutVersion || equal(offer.layoutVersion, layoutVersion), "the offer's layout has another version"],
+      [offer.population <= capacity, "there are more clients than the codes can sum"],
       [policy.modes.includes(mode), `${mode} mode is below this client's policy`],
       [offer.minimumCohort >= policy.minimumCohort, `a cohort of ${offer.minimumCohort} is below this client's policy`],
       [offer.population <= policy.maximumPopulation, "the population exceeds this client's policy"],
@@ -416,7 +416,7 @@ export class PairwiseClient {
     for (const [holds, sentence] of conditions) must(holds, "below_floor", sentence);
     must(
       !offer.isActive || (identity && equal(offer.authority, identity.authority)),
-      "parameter_out_of_range", "active mode takes a key, certified by the authority of the offer",
+      "parameter_out_of_range", "active mode needs a key certified by the offer's authority",
     );
   }
 
@@ -466,7 +466,7 @@ export class PairwiseClient {
       nodes: list(population, bytes(DIGEST)),
     });
     const isOpened = equal(await hash("graph-opening", opening), offer.commitment);
-    must(isOpened, "roster_invalid", "the graph's seed is not the one that was committed to");
+    must(isOpened, "roster_invalid", "the graph's seed differs from the commitment");
     this.ids = await as("roster_invalid", () => idsOf(ids, population));
     const { clients } = this;
     const isCohort = clients >= offer.minimumCohort;
@@ -475,20 +475,20 @@ export class PairwiseClient {
     const least = PRIVACY_BITS[offer.isActive ? "active" : "semi_honest"];
     requireParameters(offer, clients, this.policy.assumedCorrupted, Math.max(this.policy.privacyBits, least));
     this.position = this.ids.indexOf(this.id);
-    must(this.position >= 0, "roster_invalid", "this client is not on the list");
+    must(this.position >= 0, "roster_invalid", "this client is not on the roster");
     const roster = await hash("roster-root", integer(clients, 4), await hash("client-list", ids), root);
     this.seed = await hash("graph-seed", attempt, roster, opening);
     this.context = await hash("session-context", attempt, roster, this.seed);
     this.graph = graphOf(offer, this.seed, clients);
     const near = this.graph(this.position);
     this.near = near;
-    must(entries.length === near.length, "roster_invalid", "other neighbours than the graph's");
+    must(entries.length === near.length, "roster_invalid", "the neighbours differ from the graph's");
     const leaf = (/** @type {number} */ position, /** @type {Uint8Array} */ entry) =>
       hash("roster-entry", integer(this.ids[position], 8), entry);
     const leaves = new Map([[this.position, await leaf(this.position, this.entry)]]);
     for (const [i, position] of near.entries()) leaves.set(position, await leaf(position, entries[i]));
     const proven = await as("roster_invalid", () => rootFrom(clients, leaves, nodes));
-    must(equal(proven, root), "roster_invalid", "the entries are not those of the roster");
+    must(equal(proven, root), "roster_invalid", "the entries differ from the roster's");
     await allOf(near.map(async (position, i) => {
       this.neighbours.set(position, await this.#readEntry(integer(this.ids[position], 8), entries[i]));
     }));
@@ -498,15 +498,15 @@ export class PairwiseClient {
     );
     if (offer.isActive) own.push(this.#certified().key.public);
     const keys = [...own, ...others].map(hex);
-    must(new Set(keys).size === keys.length, "public_key_reused", "one key stands twice");
+    must(new Set(keys).size === keys.length, "public_key_reused", "a key appears twice");
   }
 
   /** @param {Uint8Array} id @param {Uint8Array} entry @returns {Promise<Neighbour>} */
   async #readEntry(id, entry) {
     const [channel, mask, commitment, identity] = [0, 32, 64, 96].map((at) => entry.slice(at, at + 32));
     for (const key of [channel, mask]) {
-      must(isCanonical(key), "public_key_not_canonical", "a key of a neighbour is not in canonical form");
-      must(!isLowOrder(key), "public_key_low_order", "a key of a neighbour is a point of low order");
+      must(isCanonical(key), "public_key_not_canonical", "a neighbour's key is not in canonical form");
+      must(!isLowOrder(key), "public_key_low_order", "a neighbour's key is a point of low order");
     }
     if (this.offer.isActive) {
       await this.#requireCertified(id, identity, entry.slice(128, 200));
@@ -596,7 +596,7 @@ export class PairwiseClient {
     const delivered = peers.map((position) => ({ position, ...entry(reader) }));
     reader.end();
     const isSharer = sharers.includes(this.position);
-    must(isSharer, "survivors_invalid", "the server says that this client shared nothing");
+    must(isSharer, "survivors_invalid", "the server claims that this client shared nothing");
     this.#requireCohort(sharers, this.position);
     must(peers.length >= offer.threshold, "threshold_not_met", "too few neighbours shared their keys");
     this.sharers = sharers;
@@ -631,7 +631,7 @@ export class PairwiseClient {
     return leaf;
   }
 
-  /** The pair of shares of a neighbour; nothing if it does not open. @param {Neighbour} neighbour @param {Uint8Array} sealed */
+  /** A neighbour's pair of shares; undefined if it does not open. @param {Neighbour} neighbour @param {Uint8Array} sealed */
   async #opened(neighbour, sealed) {
     const key = await this.#channelKey(neighbour, false);
     try {
@@ -648,7 +648,7 @@ export class PairwiseClient {
     const { me, context, position: own } = this;
     const edges = this.peers.map(async (position) => {
       const { id, mask, maskSecret } = this.#neighbour(position);
-      // Positions are in the order of ids: the client with the larger one adds the mask.
+      // Positions are in the order of ids: the client with the larger id adds the mask.
       const ends = own < position ? [me, id, this.mask.public, mask] : [id, me, mask, this.mask.public];
       const seed = await derive(maskSecret, context, bind("pairwise-seed", ...ends));
       const key = await expand(seed, bind("pairwise-mask-key", context, ends[0], ends[1]), 16);
@@ -663,7 +663,7 @@ export class PairwiseClient {
   async #inputVectors() {
     const { offer } = this;
     const input = await this.input();
-    must(input.length === offer.segments.length, "layout_mismatch", "the input has another layout");
+    must(input.length === offer.segments.length, "layout_mismatch", "the input's layout differs from the offer's");
     const segments = offer.segments.map(({ bits, length }, i) => {
       const values = input[i];
       const fits = values instanceof arrayOf(bits) && values.length === length;
@@ -693,7 +693,7 @@ export class PairwiseClient {
       contributors: set(clients),
     });
     this.#requireContributors(contributors);
-    must(`${sharers}` === `${this.sharers}`, "survivors_invalid", "other sharers than before");
+    must(`${sharers}` === `${this.sharers}`, "survivors_invalid", "the sharers differ from the earlier ones");
     this.signed = contributors;
     const statement = await this.#survivorStatement(this.me, contributors);
     return concat(header(KIND.survivorSignature, context), await this.#sign("signed-survivors", ...statement));
@@ -704,12 +704,12 @@ export class PairwiseClient {
     const areSharers = contributors.every((position) => this.sharers.includes(position));
     must(
       areSharers && contributors.includes(this.position),
-      "survivors_invalid", "contributors that did not share, or without this client",
+      "survivors_invalid", "a contributor did not share, or this client is missing",
     );
     this.#requireCohort(contributors);
   }
 
-  /** Of which each part is a cohort, or the part of one of them. @param {number[]} members @param {number} [of] */
+  /** Refuse members unless each part, or only the part with `of`, is a cohort. @param {number[]} members @param {number} [of] */
   #requireCohort(members, of) {
     const { offer, graph } = this;
     const parts = partsOf(offer, graph, members).filter((part) => of === undefined || part.includes(of));
@@ -757,7 +757,7 @@ export class PairwiseClient {
     return concat(header(KIND.unmasking, context), signature, held, shares);
   }
 
-  /** Read a request, and refuse it unless this very set may be unmasked. @param {Uint8Array} message */
+  /** Read a request, and refuse it unless exactly this set may be unmasked. @param {Uint8Array} message */
   async #readRequest(message) {
     const { offer, clients } = this;
     const { contributors, endorsements, views } = decode(message, KIND.request, {
@@ -768,14 +768,14 @@ export class PairwiseClient {
     });
     this.#requireContributors(contributors);
     const isSigned = !this.signed || `${this.signed}` === `${contributors}`;
-    must(isSigned, "survivors_invalid", "another set than the one that was signed");
+    must(isSigned, "survivors_invalid", "the set differs from the signed one");
     const present = this.near.filter((position) => contributors.includes(position));
     must(present.length >= offer.threshold, "threshold_not_met", "too few neighbours contributed");
     if (offer.isActive) {
       await this.#requireQuorum(endorsements, contributors);
       await this.#requireViews(views, present);
     } else {
-      must(!endorsements.length && !views.length, "trailing_bytes", "signatures in semi_honest mode");
+      must(!endorsements.length && !views.length, "trailing_bytes", "semi_honest mode must not have signatures");
     }
     return contributors;
   }
@@ -793,7 +793,7 @@ export class PairwiseClient {
       const id = integer(this.ids[position], 8);
       const known = this.neighbours.get(position);
       await this.#requireCertified(id, key, certificate);
-      must(!known || equal(known.identity, key), "quorum_not_met", "another identity than before");
+      must(!known || equal(known.identity, key), "quorum_not_met", "a committee member's identity changed");
       const statement = await this.#survivorStatement(id, contributors);
       await verify(key, signature, "signed-survivors", ...statement);
     }));

@@ -1,6 +1,6 @@
 /**
- * Vectors over the integers modulo 2^p: masks from streams, check words, packing. Elements of up to 32 bits stand in
- * a Uint32Array, wider ones in a BigUint64Array: a loop that meets arrays of one type alone is twice as fast.
+ * Vectors over the integers modulo 2^p: masks from streams, check words, packing. Elements of up to 32 bits are in
+ * a Uint32Array, wider ones in a BigUint64Array: a loop over arrays of only one type is twice as fast.
  * @module
  */
 import { PIECE, SEGMENT, stream, streamKey } from "./crypto.js";
@@ -9,7 +9,7 @@ import { PIECE, SEGMENT, stream, streamKey } from "./crypto.js";
 /** @typedef {{sign: 1 | -1, key: CryptoKey}} Mask */
 /** The words of a stream, by their bytes. @type {Record<number, any>} */
 const STREAMED = { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array, 8: BigUint64Array };
-/** Groups of streams that are computed ahead, and streams that are added in one walk through memory. */
+/** Groups of streams that are computed ahead, and streams that are added in one pass through memory. */
 const [AHEAD, GROUP] = [2, 4];
 
 /** Bytes of a stream that make an element. @param {number} p */
@@ -21,7 +21,7 @@ export const arrayOf = (p) => (p > 32 ? BigUint64Array : Uint32Array);
 /** The lowest p bits of a word, in the word's type. @param {number} p @returns {any} */
 const lowBits = (p) => (p > 32 ? (1n << BigInt(p)) - 1n : 2 ** p - 1);
 
-/** Take a vector modulo 2^p, in place. @param {any} vector @param {number} p @returns {any} */
+/** Reduce a vector modulo 2^p, in place. @param {any} vector @param {number} p @returns {any} */
 export function reduce(vector, p) {
   const mask = lowBits(p);
   for (let i = 0; i < vector.length; i++) vector[i] &= mask;
@@ -46,7 +46,7 @@ function addGroup(total, [a, b, c, d]) {
  */
 export async function addMasks(total, p, masks, first) {
   for (const sign of [-1, 1]) {
-    negate(total); // What is added between the first time and the second is subtracted.
+    negate(total); // Masks added between the two negations are subtracted.
     const keys = masks.filter((mask) => mask.sign === sign).map(({ key }) => key);
     await addStreams(total, p, keys, first);
   }
@@ -55,7 +55,7 @@ export async function addMasks(total, p, masks, first) {
 }
 
 /**
- * Add streams, a piece after another; those of the next groups are computed meanwhile.
+ * Add streams piece by piece, while those of the next groups are computed.
  * @param {Words} total @param {number} p @param {CryptoKey[]} keys @param {number} first segment
  */
 async function addStreams(total, p, keys, first) {
@@ -80,7 +80,7 @@ async function addStreams(total, p, keys, first) {
 }
 
 /**
- * Inner products of a vector with one public vector, shifted by one element more for each.
+ * Inner products of a vector with one public vector, shifted by one more element each time.
  * @param {Words} vector @param {number} p @param {number} count @param {Uint8Array} key
  * @returns {Promise<(number | bigint)[]>}
  */

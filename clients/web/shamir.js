@@ -1,6 +1,6 @@
 /**
  * Secret sharing modulo 2^256 - 189, in the basis of binomial coefficients. BigInt is not constant
- * time: LIMITATIONS says what that means.
+ * time; LIMITATIONS explains the consequences.
  * @module
  */
 import { integer, toBigInt } from "./wire.js";
@@ -17,8 +17,8 @@ export function fieldElement(coins) {
 }
 
 /**
- * Shares of a secret for the points from 1 on. The polynomial's differences are added up, as
- * Pascal's triangle does.
+ * Shares of a secret at the points 1, 2 and so on. The polynomial's differences are added up, as
+ * in Pascal's triangle.
  * @param {Uint8Array} secret @param {number} threshold @param {number} holders
  * @param {import("./crypto.js").Coins} coins
  */

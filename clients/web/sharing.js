@@ -10,7 +10,7 @@ export const PRIME = 65521;
 /** Polynomials that a challenge combines, in addition to those of the secret. */
 export const CHECKS = 8;
 
-/** Uniform field elements of a seed. @param {Uint8Array} seed @param {string} label @param {Uint8Array} context @param {number} count */
+/** Uniform field elements from a seed. @param {Uint8Array} seed @param {string} label @param {Uint8Array} context @param {number} count */
 export async function elements(seed, label, context, count) {
   const key = await expand(seed, bind(label, context), 32);
   const drawn = 2 * (count + 64 + (count >> 10));

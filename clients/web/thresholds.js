@@ -1,12 +1,12 @@
 /**
- * Client's own check of an offer's degree, threshold and quorum.
+ * The client's check of an offer's degree, threshold and quorum.
  * Implements protocols/pairwise_mask/README.md, "Thresholds".
  * @module
  */
 import { must } from "./wire.js";
 
 /**
- * A client's policy over the defaults; refuses values that are not numbers, which would limit nothing.
+ * A client's policy with defaults filled in; refuses values that are not numbers, which would limit nothing.
  * @template {{minimumCohort: number}} T
  * @param {Readonly<T>} usual @param {Partial<Record<keyof T, any>>} [own] @returns {T}
  */
@@ -33,11 +33,11 @@ function logFactorial(n) {
 /** ln of a binomial coefficient. @param {number} n @param {number} k */
 const logChoose = (n, k) => logFactorial(n) - logFactorial(k) - logFactorial(n - k);
 
-/** More than the rounding of all that is added up. */
+/** Upper bound on the rounding error of a sum. */
 const SLACK = 1e-6;
 
 /**
- * ln of the probability that at least this many of the drawn are marked.
+ * ln of the probability that at least this many of the drawn ones are marked.
  * @param {number} least @param {number} total @param {number} marked @param {number} drawn
  */
 function logTail(least, total, marked, drawn) {
@@ -55,7 +55,7 @@ function logTail(least, total, marked, drawn) {
 }
 
 /**
- * The most marked that are drawn, but for a chance of e^ln.
+ * The maximum number of marked ones among the drawn, except with probability e^ln.
  * @param {number} total @param {number} marked @param {number} drawn @param {number} ln
  */
 function mostDrawn(total, marked, drawn, ln) {
@@ -84,7 +84,7 @@ export function requireParameters(offer, advertisers, assumed, privacyBits) {
     : 1 + (offer.isActive ? (n + corrupted) >> 1 : corrupted);
   must(
     offer.threshold >= Math.max(2, least) && offer.threshold <= degree,
-    "below_floor", `the threshold is ${offer.threshold} of ${degree}, and ${least} is the least`,
+    "below_floor", `the threshold is ${offer.threshold} of ${degree}; it must be at least ${least}`,
   );
   if (!offer.isActive) return;
   const committee = offer.committee || n;
@@ -96,7 +96,7 @@ export function requireParameters(offer, advertisers, assumed, privacyBits) {
 }
 
 /**
- * The least threshold of a sparse graph.
+ * The minimum threshold of a sparse graph.
  * @param {import("./pairwise.js").Offer} offer @param {number} n @param {number} corrupted
  * @param {number} degree @param {number} ln
  */
@@ -109,7 +109,7 @@ function leastOfSparse(offer, n, corrupted, degree, ln) {
       degree > corrupted ||
       !pairs ||
       Math.log(pairs) + logChoose(corrupted, degree) - logChoose(n, degree) + SLACK <= ln;
-    must(isWhole, "below_floor", "the graph could fall apart");
+    must(isWhole, "below_floor", "the graph could become disconnected");
     return near + 1;
   }
   const windows = ln - Math.log(Math.floor((n * (n - degree + 1)) / 2));

@@ -9,7 +9,7 @@ const PREFIX = "secagg/1/";
 const MAGIC = "SAGG";
 const FORMAT = 1;
 const TAG = 8;
-/** Form of the messages that this client speaks. */
+/** Form of the messages that this client supports. */
 export const FORM = 3;
 
 /** A message, an offer or a request that this client does not accept. */
@@ -31,7 +31,7 @@ export function must(condition, reason, sentence) {
 }
 
 /**
- * What all give, once none is under way any more; or what the first that failed threw.
+ * The results of all, once all have ended; throws the first error, if any.
  * @template T @param {Promise<T>[]} under @returns {Promise<T[]>}
  */
 export async function allOf(under) {
@@ -40,7 +40,7 @@ export async function allOf(under) {
 }
 
 /**
- * Refuse for another reason what a function refuses.
+ * Replace the reason of a function's refusal.
  * @template T @param {string} reason @param {() => T} made
  */
 export async function as(reason, made) {
@@ -51,7 +51,7 @@ export async function as(reason, made) {
   }
 }
 
-/** What an offer is about. @typedef {{task: Uint8Array, round: bigint, model: Uint8Array, application: Uint8Array}} Subject */
+/** The subject of an offer. @typedef {{task: Uint8Array, round: bigint, model: Uint8Array, application: Uint8Array}} Subject */
 const SUBJECT = /** @type {const} */ (["task", "round", "model", "application"]);
 
 /**
@@ -61,7 +61,7 @@ const SUBJECT = /** @type {const} */ (["task", "round", "model", "application"])
 export function requireSubject(subject, offer) {
   for (const name of SUBJECT) {
     const own = subject[name];
-    // Bytes and integers alike are compared by their digits.
+    // Bytes and integers are both compared by their digits.
     const isSame = own === undefined || String(own) === String(offer[name]);
     must(isSame, "below_floor", `the offer's ${name} differs from this client's`);
   }
@@ -73,7 +73,7 @@ export function json(text, reason) {
     const value = JSON.parse(text);
     if (value && typeof value === "object" && !Array.isArray(value)) return value;
   } catch {
-    // It is refused below, like JSON of anything else.
+    // It is refused below, like any other JSON.
   }
   throw new Refused(reason, "this is not a JSON object");
 }
@@ -99,7 +99,7 @@ export function integer(value, size) {
     out[i] = Number(rest & 255n);
     rest >>= 8n;
   }
-  if (rest) throw new RangeError(`${value} is no unsigned integer of ${size} bytes`);
+  if (rest) throw new RangeError(`${value} is not an unsigned integer of ${size} bytes`);
   return out;
 }
 
@@ -108,7 +108,7 @@ export const hex = (bytes) => Array.from(bytes, (x) => x.toString(16).padStart(2
 
 /** @param {string} digits @returns {Uint8Array} */
 export function unhex(digits) {
-  must(/^([0-9a-f]{2})*$/.test(digits), "not_canonical", "bytes are pairs of hexadecimal digits");
+  must(/^([0-9a-f]{2})*$/.test(digits), "not_canonical", "bytes must be pairs of hexadecimal digits");
   return Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 }
 
@@ -129,7 +129,7 @@ export function equal(a, b) {
 
 // --- Bound strings ---------------------------------------------------------------------------
 
-/** A label and parts as one string that no other label and parts give.
+/** A label and parts as one string, which is unique to them.
  * @param {string} label @param {...Uint8Array} parts */
 export const bind = (label, ...parts) =>
   concat(utf8(PREFIX + label), ...parts.flatMap((part) => [integer(part.length, 4), part]));
@@ -152,7 +152,7 @@ export async function commit(label, parts, secret) {
 export const header = (kind, digest = new Uint8Array(0)) =>
   concat(utf8(MAGIC), [FORMAT], integer(kind, 2), digest.slice(0, TAG));
 
-/** First and last kinds of messages; no number between or beyond is one. */
+/** Ranges of kinds of messages; no other number is one. */
 const KINDS = [
   [1, 6], [16, 28], [32, 49], [64, 75], [80, 80], [84, 84], [86, 90], [100, 112],
   [120, 127], [130, 131], [146, 148],
@@ -163,14 +163,14 @@ export function kindOf(message) {
   const kind = (message[5] << 8) | message[6];
   new Reader(message, kind);
   const isKnown = KINDS.some(([first, last]) => first <= kind && kind <= last);
-  must(isKnown, "not_canonical", `${kind} is no kind of message`);
+  must(isKnown, "not_canonical", `${kind} is not a kind of message`);
   return kind;
 }
 
-/** Bytes with their length before them. @param {Uint8Array} bytes */
+/** Bytes prefixed with their length. @param {Uint8Array} bytes */
 export const variable = (bytes) => concat(integer(bytes.length, 4), bytes);
 
-/** Reads a message from its header on. */
+/** Reads a message, starting with its header. */
 export class Reader {
   /** @param {Uint8Array} message @param {number} kind */
   constructor(message, kind) {
@@ -198,17 +198,17 @@ export class Reader {
   /** A length, or a number of items. @param {number} most @param {number} [size] */
   count(most, size = 4) {
     const count = this.number(size);
-    must(count <= most, "length_over_limit", `a message has ${count} where ${most} is the limit`);
+    must(count <= most, "length_over_limit", `a message has a count of ${count}; the limit is ${most}`);
     return count;
   }
 
-  /** Refuse what is left over. */
+  /** Refuse remaining bytes. */
   end() {
     must(this.at === this.message.length, "trailing_bytes", "bytes follow the end of a message");
   }
 }
 
-// Fields of declared messages, in the order of their tables: how each is read.
+// Readers of the fields of declared messages, in the order of their tables.
 
 /** @template T @typedef {(reader: Reader) => T} Field */
 /** @template {Record<string, Field<any>>} F @typedef {{[name in keyof F]: ReturnType<F[name]>}} Values */
@@ -225,7 +225,7 @@ export function decode(message, kind, fields) {
 export const record = (fields) => (reader) =>
   /** @type {any} */ (Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field(reader)])));
 
-/** So many bytes. @param {number} count @returns {Field<Uint8Array>} */
+/** The given number of bytes. @param {number} count @returns {Field<Uint8Array>} */
 export const bytes = (count) => (reader) => reader.take(count);
 
 /** An integer below 2^53. @param {number} size @returns {Field<number>} */
@@ -237,11 +237,11 @@ export const long = (reader) => toBigInt(reader.take(8));
 /** The number of a choice, in a byte. @param {number} choices @returns {Field<number>} */
 export const choice = (choices) => (reader) => {
   const value = reader.number(1);
-  must(value < choices, "not_canonical", "a number stands for no choice");
+  must(value < choices, "not_canonical", "a number is not a valid choice");
   return value;
 };
 
-/** Whether, in a byte. @type {Field<boolean>} */
+/** A boolean in a byte. @type {Field<boolean>} */
 export const flag = (reader) => choice(2)(reader) === 1;
 
 /** Refuse a session whose messages have another form. @param {number} form */
@@ -250,13 +250,13 @@ export const requireForm = (form) => must(
   `the session has form ${form} of secagg's messages, and this client speaks form ${FORM}; get the server's version`,
 );
 
-/** Form of a session's messages, the first field of what T0 is a digest of. @type {Field<void>} */
+/** Form of a session's messages, the first field of T0's input. @type {Field<void>} */
 export const messageForm = (reader) => requireForm(reader.number(1));
 
-/** Bytes with their length before them. @param {number} most @returns {Field<Uint8Array>} */
+/** Bytes prefixed with their length. @param {number} most @returns {Field<Uint8Array>} */
 export const sized = (most) => (reader) => reader.take(reader.count(most));
 
-/** Items with their number before them. @template T @param {number} most @param {Field<T>} item @param {number} [size] @returns {Field<T[]>} */
+/** Items prefixed with their number. @template T @param {number} most @param {Field<T>} item @param {number} [size] @returns {Field<T[]>} */
 export const list = (most, item, size) => (reader) => {
   const out = [];
   for (let left = reader.count(most, size); left > 0; left--) out.push(item(reader));
@@ -273,7 +273,7 @@ export const set = (size) => (reader) => {
 
 /** The first bytes of a digest, which tell sessions apart. @param {Uint8Array} digest @returns {Field<void>} */
 export const tag = (digest) => (reader) =>
-  must(equal(reader.take(TAG), digest.slice(0, TAG)), "wrong_session", "a message of another session");
+  must(equal(reader.take(TAG), digest.slice(0, TAG)), "wrong_session", "the message belongs to another session");
 
 // --- Sets and lists of clients ---------------------------------------------------------------
 
@@ -284,7 +284,7 @@ export function bitSet(positions, size) {
   return out;
 }
 
-/** Strictly increasing ids: each gap less one, in seven bits a byte, lowest first.
+/** Strictly increasing ids: each gap minus one, in seven bits per byte, lowest first.
  * @param {Uint8Array} bytes @param {number} limit @returns {bigint[]} */
 export function idsOf(bytes, limit) {
   const ids = [];
@@ -326,7 +326,7 @@ export async function treeRoot(leaves) {
 }
 
 /**
- * The root that some leaves and the nodes next to their paths give.
+ * The root computed from some leaves and the nodes next to their paths.
  * @param {number} count of all leaves @param {Map<number, Uint8Array>} leaves
  * @param {Uint8Array[]} nodes in the order in which they are needed
  */

@@ -96,7 +96,7 @@ def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any,
         assert tab.locator("body").get_attribute("data-persists") == "asked"
     tabs[0].evaluate("document.getElementById('send').click()")
     tabs[0].wait_for_selector("body[data-ended=yes]", timeout=LONG)
-    assert "sent before" in tabs[0].inner_text("#say")
+    assert "already sent" in tabs[0].inner_text("#say")
 
 
 def invited(town: Any, context: Any, count: int) -> list[Any]:
@@ -391,5 +391,5 @@ def test_a_stage_before_the_last_one_gets_no_answer(hostile: str, browser: Any) 
     draw(tab)
     tab.click("#send")
     tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
-    assert tab.inner_text("#say") == "Nothing more was sent: a stage is asked for after a later one."
+    assert tab.inner_text("#say") == "Nothing more was sent: a stage was requested after a later one."
     assert {path.rpartition("/")[2] for path, _ in Hostile.heard if "/answers/" in path} == {"1"}

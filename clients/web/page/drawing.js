@@ -1,12 +1,12 @@
 /**
- * A small canvas that is drawn on with a pointer or a keyboard, and shown in grey.
+ * A small canvas for drawing with a pointer or a keyboard, shown in grey.
  * @module
  */
 
 export const SIDE = 28;
 const PEN = 1.9;
 
-/** Show levels from 0, paper, to 1, ink. @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} levels */
+/** Show levels from 0 (paper) to 1 (ink). @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} levels */
 export function show(canvas, levels) {
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   const image = context.createImageData(SIDE, SIDE);

@@ -1,5 +1,5 @@
 /**
- * The page of `secagg serve --page`: a visitor draws, sees what the server sees, and sees the sum.
+ * The page of `secagg serve --page`: a visitor draws, sees the server's view, and sees the sum.
  * @module
  */
 import { planOf } from "../encoding.js";
@@ -17,13 +17,13 @@ const mean = /** @type {HTMLCanvasElement} */ (element("mean"));
 const stages = [...element("stages").children];
 const drawing = new Drawing(/** @type {HTMLCanvasElement} */ (element("drawing")));
 const BLANK = new Float32Array(SIDE * SIDE);
-/** Bytes of an upload before its first value: header and tag, and in active mode a signature. */
+/** Bytes of an upload before its first value: header, tag and, in active mode, a signature. */
 const HEAD = { semi_honest: 15, active: 15 + 64 };
 /** The upload is the answer to this stage of pairwise masks. */
 const UPLOAD_STAGE = 2;
-/** The session that this tab took part in last. */
+/** The last session that this tab took part in. */
 let last = "";
-/** What ends the part that is being taken. @type {AbortController | null} */
+/** Ends the current participation. @type {AbortController | null} */
 let current = null;
 /** Without a key each tab is a visitor with a separate drawing; both end with the tab. */
 const ofTab = new RoundLedger(inMemory());
@@ -31,20 +31,20 @@ const ofTab = new RoundLedger(inMemory());
 /** @param {string} sentence */
 const say = (sentence) => (element("say").textContent = sentence);
 
-/** The visitor's key, where an invitation brought one. @type {Promise<import("../pairwise.js").Identity | undefined>} */
+/** The visitor's key, if it came by invitation. @type {Promise<import("../pairwise.js").Identity | undefined>} */
 let invitation = Promise.resolve(undefined);
 
-/** An invitation is a key file behind the link's number sign; it is never sent, and leaves the address bar at once. */
+/** An invitation is a key file after the link's number sign; it is never sent, and is removed from the address bar. */
 function takeInvitation() {
   const text = location.hash.slice(1);
   if (!text) return;
   history.replaceState(null, "", location.pathname);
-  // Read as a query is: text that is not encoded as it should be is no key file, and no error.
+  // Parsed like a query: badly encoded text is not a key file, but raises no error here.
   invitation = identityOf(new URLSearchParams(`key=${text}`).get("key") ?? "");
-  invitation.catch(() => {}); // It is awaited, and the error shown, when the visitor takes part.
+  invitation.catch(() => {}); // The error is shown when the visitor takes part.
 }
 
-/** An authority's key in short, for people to compare. @param {Uint8Array} key */
+/** An authority's shortened key, for visitors to compare. @param {Uint8Array} key */
 const fingerprint = (key) => hex(key.slice(0, 16)).replace(/.{4}(?=.)/g, "$& ");
 
 /** Show which stages are done. @param {number} done */
@@ -57,7 +57,7 @@ function showStages(done) {
 }
 
 /**
- * The values of an upload as the server has them, each scaled to 0..1.
+ * The values of an upload as the server receives them, each scaled to 0..1.
  * @param {Uint8Array} upload @param {number} bits @param {number} head
  */
 function maskedLevels(upload, bits, head) {
@@ -113,7 +113,7 @@ function showOutcome({ isReleased, sentence, result }) {
   mean.setAttribute("aria-label", `The average of ${note}`);
 }
 
-/** Take part until there is a sum: one that ends without it is followed by the next. */
+/** Take part until there is a sum: if a session ends without one, the next follows. */
 async function takePart() {
   if (drawing.isEmpty) {
     say("Draw something first.");
@@ -142,7 +142,7 @@ async function takePart() {
 }
 
 /**
- * Whether there is a sum, or nothing to wait for.
+ * Whether there is a sum, or no further session to wait for.
  * @param {import("../pairwise.js").Identity | undefined} identity @param {AbortSignal} signal
  */
 async function takePartOnce(identity, signal) {

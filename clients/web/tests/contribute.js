@@ -1,5 +1,5 @@
 /**
- * One client or several over HTTP, for tests: node contribute.js URL [--seat N | --key FILE]... VALUES
+ * One or several clients over HTTP, for tests: node contribute.js URL [--seat N | --key FILE]... VALUES
  * VALUES are numbers with commas, or `ramp:COUNT`.
  */
 import { readFileSync } from "node:fs";

@@ -1,4 +1,4 @@
-/** Offers of one message that Python refuses: none of them reaches an update. */
+/** Offers of one message that Python also refuses: none obtains an update. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
@@ -25,7 +25,7 @@ function admit(offer, changes = {}, policy = {}) {
 const refused = (act) => assert.throws(act, Refused);
 
 for (const name of ["active"]) {
-  test(`${name}: the recorded offer is admitted, and changed ones are not`, async () => {
+  test(`${name}: the recorded offer is accepted, and changed ones are refused`, async () => {
     const offer = await readOffer(recorded(name));
     admit(offer);
     const last = offer.segments[offer.segments.length - 1];
@@ -61,7 +61,7 @@ for (const name of ["active"]) {
   });
 }
 
-/** An offer whose zeros are those of its numbers, which the client itself counts. @param {any} numbers */
+/** An offer whose zeros match its numbers, as the client counts them. @param {any} numbers */
 function exact(numbers) {
   const segments = [...numbers.segments, { length: 1, ringBits: 1, bounds: null }];
   const offer = { task: [1], droppedBits: 0, guardBits: 20, minimumCohort: 3, corruptedClients: 1, ...numbers, segments };
@@ -77,28 +77,28 @@ function exact(numbers) {
   return null;
 }
 
-test("a sum has no more uploads than the field of the shares tells apart, whatever the policy is", () => {
+test("a sum has at most as many uploads as the shares' field distinguishes, whatever the policy is", () => {
   const numbers = { degree: 4096, modulusBits: 64, segments: [{ length: 9, ringBits: 7, bounds: null }] };
   assert.ok(exact({ ...numbers, capacity: 529_984 }));
   assert.equal(exact({ ...numbers, capacity: 529_985 }), null);
 });
 
-test("an offer has no more values, and no more coefficients, than guard bits are counted for", () => {
+test("an offer has at most the values and coefficients that the guard bits are computed for", () => {
   const numbers = { degree: 4096, modulusBits: 64, capacity: 100 };
   const segment = { length: 2 ** 31 - 1, ringBits: 7, bounds: null };
   // The zero is the last one.
   assert.equal(exact({ ...numbers, segments: [segment] }), 1);
   assert.equal(exact({ ...numbers, segments: [{ ...segment, length: 2 ** 31 }] }), null);
   assert.equal(exact({ ...numbers, segments: [segment, { ...segment, length: 1 }] }), null);
-  // Of bits there are five in a coefficient.
+  // A coefficient holds five values of one bit.
   const bit = { length: 2 ** 31, ringBits: 8, bounds: [0, 1] };
   assert.equal(exact({ ...numbers, segments: [bit] }), 1);
   assert.equal(exact({ ...numbers, segments: [{ ...bit, length: 2 ** 31 + 1 }] }), null);
 });
 
-test("a holder, or its key, stands at one position alone", async () => {
+test("a holder or its key has only one position", async () => {
   const bytes = recorded("semi_honest");
-  // In the record: 7 of header behind 4 of length and 7 of the offer's, then 58, and 40 for each holder.
+  // In the record: 7 of header after 4 of length and 7 of the offer's, then 58, and 40 for each holder.
   const holders = 7 + 4 + 7 + 8 + 2 + 8 + 8 + 32 + 4;
   const twice = bytes.slice();
   twice.copyWithin(holders + 40, holders, holders + 8);
@@ -119,7 +119,7 @@ test("counts over their limits are refused before anything is read", async () =>
   }
 });
 
-test("no signature of another authority is looked at", async () => {
+test("another authority's signatures are not verified", async () => {
   const { subtle } = globalThis.crypto;
   const { verify } = subtle;
   let verified = 0;

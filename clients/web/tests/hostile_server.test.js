@@ -1,4 +1,4 @@
-/** A server that says what it likes: the client refuses before it has a seat, a charge or an update. */
+/** A malicious server: the client refuses before it has a seat, a charge or an update. */
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before, test } from "node:test";
@@ -56,12 +56,12 @@ function take({ description = DESCRIPTION, message = DONE, values = [0, 0] }, op
 for (const [name, description] of Object.entries({
   "another number of values": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, values: 3 }) },
   "codes of 36 bits": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, all_clients: 10 ** 6 }) },
-  "terms that nobody knows": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
-  "a clip that is no number": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
+  "unknown terms": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, noise: 1 }) },
+  "a clip that is not a number": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, clip: "1" }) },
   "a step of zero": { ...DESCRIPTION, terms: JSON.stringify({ ...TERMS, clip: 1e-300 }) },
-  "a mode that it says": { ...DESCRIPTION, mode: "active" },
+  "a mode of the server's choice": { ...DESCRIPTION, mode: "active" },
   "another protocol": { ...DESCRIPTION, protocol: "one-message" },
-  "a list for a name": { ...DESCRIPTION, session: [DESCRIPTION.session] },
+  "a list as its name": { ...DESCRIPTION, session: [DESCRIPTION.session] },
   "no object": "null",
   "no JSON": "{",
   "terms that are not an object": { ...DESCRIPTION, terms: "null" },
@@ -72,7 +72,7 @@ for (const [name, description] of Object.entries({
   });
 }
 
-test("a session of another form is refused by its name, and the server hears from whom", async () => {
+test("a session of another form is refused by name, and the client tells the server who it is", async () => {
   const [authority, key] = await Promise.all([1, 2].map((seed) => SigningKey.of(new Uint8Array(32).fill(seed))));
   const certificate = await granted(authority, integer(3, 8), key.public);
   const identity = { id: 3n, key, certificate, authority: authority.public };
@@ -91,17 +91,17 @@ test("a session of another form is refused by its name, and the server hears fro
   }
 });
 
-test("an offer of another form is refused by its name", () => {
+test("an offer of another form is refused by name", () => {
   const offer = unhex(full.messages.offer);
   offer[7] = FORM - 1;
   assert.throws(() => readOffer(offer), { reason: "wrong_version", message: /form 2 .* speaks form 3/ });
 });
 
-test("a session description longer than any is not read to its end", async () => {
+test("a session description that is too long is not read to its end", async () => {
   await assert.rejects(take({ description: "x".repeat(2 ** 21) }), Left);
 });
 
-test("a message longer than any is not read to its end", async () => {
+test("a message that is too long is not read to its end", async () => {
   const message = { status: 200, body: Buffer.alloc(2 ** 26 + 1), "secagg-stage": "0" };
   await assert.rejects(take({ message }), { message: /longer than/ });
 });
@@ -120,7 +120,7 @@ for (const stage of ["-1", "1e3", "x", "0x1"]) {
   });
 }
 
-test("what a server says at the end is one short line, and a result has numbers", async () => {
+test("a server's last sentence is shown as one short line, and a result has numbers", async () => {
   const said = `${"\u202e<b>\n"}${"x".repeat(5000)}`;
   const json = { status: 200, "content-type": "application/json" };
   const body = JSON.stringify({ sentence: said, mean: ["<b>", 0], count: 3 });
@@ -136,11 +136,11 @@ test("an address without TLS is refused, except on this machine", async () => {
   }
 });
 
-test("a link that holds no key is refused", async () => {
+test("a link without a key is refused", async () => {
   for (const text of ["{", "null", "{}"]) await assert.rejects(identityOf(text), Refused);
 });
 
-// --- What is spent ---------------------------------------------------------------------------
+// --- The ledger ------------------------------------------------------------------------------
 
 test("rounds follow each other, each once, and no update goes into two sums", async () => {
   const ledger = new RoundLedger(inMemory());
@@ -163,7 +163,7 @@ test("a visitor without a seat waits for a session that has one", async () => {
   }
 });
 
-test("a client names its task each time that it asks for a session", async () => {
+test("a client names its task in every request for a session", async () => {
   says.seats = [{ status: 403, body: "no seat" }];
   await take({}, { task: DESCRIPTION.task });
   const task = `GET /v1/session?task=${DESCRIPTION.task}`;
@@ -177,17 +177,17 @@ for (const policy of [{ minimumCohort: 4 }, { maximumPopulation: 2 }, { maximumL
   });
 }
 
-test("a seat that no client has is refused", async () => {
+test("an invalid seat is refused", async () => {
   says.seats = [{ status: 201, body: String(2n ** 64n) }];
   await assert.rejects(take({}), Refused);
 });
 
-test("a sum that is over before this client gave anything is not its sum", async () => {
+test("a sum that ended before this client uploaded is not its sum", async () => {
   const { isReleased, sentence } = await take({});
   assert.deepEqual([isReleased, sentence], [false, `without this client: ${DONE.body}`]);
 });
 
-test("a round that was answered gets no second seat", async () => {
+test("an answered round gets no second seat", async () => {
   const ledger = new RoundLedger(inMemory());
   await ledger.charge(":sum", { round: 7n });
   await assert.rejects(take({}, { ledger }), { reason: "already_answered" });
@@ -200,7 +200,7 @@ const folder = fileURLToPath(new URL("../../../tests/vectors/pairwise_mask/", im
 /** @param {string} name */
 const vectorOf = (name) => JSON.parse(readFileSync(`${folder}${name}.json`, "utf8"));
 const full = vectorOf("semi_honest_full");
-/** Where fields of an offer stand, behind its task. */
+/** Positions of an offer's fields after its task. */
 const at = (/** @type {number} */ place) => 7 + 1 + 4 + full.parameters.task.length / 2 + 32 + 8 + 4 + place;
 
 /** @param {number} place @param {number[]} bytes */
@@ -210,7 +210,7 @@ function offerWith(place, bytes) {
   return message;
 }
 
-test("offers that no session has are refused", () => {
+test("invalid offers are refused", () => {
   readOffer(unhex(full.messages.offer));
   const layout = at(3 + 24);
   for (const message of [
@@ -238,7 +238,7 @@ test("a floor that is not a number is refused", () => {
   }
 });
 
-test("a client that is ended while it answers answers nothing", async () => {
+test("a client that is aborted during an answer sends nothing", async () => {
   const [role, coins] = Object.entries(full.coins).find(([name]) => name !== "server") ?? [];
   const bytes = unhex(coins);
   let used = 0;
@@ -262,7 +262,7 @@ test("a client that is ended while it answers answers nothing", async () => {
   await assert.rejects(client.answer(messages[2]), /left/);
 });
 
-/** The clients of a recorded session in active mode, and what each is sent in its rounds. */
+/** The clients of a recorded session in active mode, and the messages sent to each. */
 async function activeClient(options = {}) {
   const vector = vectorOf("active_full");
   const [role, coins] = Object.entries(vector.coins).find(([name]) => name !== "server") ?? [];
@@ -286,19 +286,19 @@ async function activeClient(options = {}) {
   return { client, key, messages, drawn, authority };
 }
 
-/** When the authority of the vectors signed its roster. */
+/** Time at which the vectors' authority signed its roster. */
 const MADE = 1_800_000_000;
 /** Bytes of an advertised entry in active mode. */
 const ENTRY = 264;
 
 /**
- * The advertised keys with another entry of the first neighbour, and the root that then is right.
+ * The advertised keys with another entry for the first neighbour, and the matching root.
  * @param {PairwiseClient} client @param {Uint8Array} message
  * @param {(entry: Uint8Array, id: Uint8Array) => Promise<void>} change
  */
 async function rosterWith(client, message, change) {
   const out = message.slice();
-  // Behind the header and the tag: the list, the root, the opening, a count and the entries.
+  // After the header and the tag: the list, the root, the opening, a count and the entries.
   const root = 19 + new DataView(out.buffer).getUint32(15);
   const ids = idsOf(out.slice(19, root), 2 ** 16);
   const others = ids.filter((id) => id !== client.id);
@@ -312,7 +312,7 @@ async function rosterWith(client, message, change) {
   return out;
 }
 
-test("a client that leaves overwrites what it drew, and answers nothing", async () => {
+test("a client that leaves overwrites its draws, and answers nothing", async () => {
   const { client, messages, drawn } = await activeClient();
   await client.answer(messages[0]);
   assert.equal(drawn.length, 3);
@@ -322,7 +322,7 @@ test("a client that leaves overwrites what it drew, and answers nothing", async 
   await assert.rejects(client.answer(messages[1]), { reason: "wrong_kind" });
 });
 
-test("a client that leaves while it answers sends nothing, and keeps no secret", async () => {
+test("a client that leaves during an answer sends nothing, and keeps no secret", async () => {
   const { client, messages, drawn } = await activeClient();
   await client.answer(messages[0]);
   const under = client.answer(messages[1]);
@@ -332,7 +332,7 @@ test("a client that leaves while it answers sends nothing, and keeps no secret",
   assert.ok(drawn.slice(0, 3).every((secret) => secret.every((byte) => byte === 0)));
 });
 
-test("coefficients of shares are overwritten once they are used", async () => {
+test("coefficients of shares are overwritten after use", async () => {
   const { client, messages, drawn } = await activeClient();
   await client.answer(messages[0]);
   await client.answer(messages[1]);
@@ -358,12 +358,12 @@ test("counts over their limits are refused before anything is read", async () =>
     await assert.rejects(another.answer(counted(messages[1], place, bytes)), { reason: "length_over_limit" });
   }
   await client.answer(messages[1]);
-  // Behind header, tag and one byte of sharers: two shares, a commitment, a signature, and the length of a path.
+  // After header, tag and one byte of sharers: two shares, a commitment, a signature, and the length of a path.
   const path = 7 + 8 + 1 + 80 + 32 + 64;
   await assert.rejects(client.answer(counted(messages[2], path, [65])), { reason: "length_over_limit" });
 });
 
-test("a draw that is no field element is overwritten", () => {
+test("a draw that is not a field element is overwritten", () => {
   const drawn = [];
   fieldElement((count) => {
     drawn.push(new Uint8Array(count).fill(drawn.length ? 1 : 255));
@@ -372,7 +372,7 @@ test("a draw that is no field element is overwritten", () => {
   assert.deepEqual(drawn.map(([first]) => first), [0, 1]);
 });
 
-test("what is derived or committed to leaves no copy", async () => {
+test("derived and committed secrets leave no copy", async () => {
   const copies = [];
   const { subtle } = globalThis.crypto;
   const [sign, digest] = [subtle.sign, subtle.digest];
@@ -393,13 +393,13 @@ test("what is derived or committed to leaves no copy", async () => {
   assert.ok(copies.length === 2 && copies.every((copy) => copy.every((byte) => byte === 0)));
 });
 
-test("an integer that does not fit its bytes is no shorter one", () => {
+test("an integer that does not fit its bytes is refused", () => {
   for (const [value, size] of [[256, 1], [-1, 4], [2n ** 64n, 8]]) {
     assert.throws(() => integer(value, size), RangeError);
   }
 });
 
-test("a client's own identity key stands for no neighbour", async () => {
+test("a client's own identity key is refused for a neighbour", async () => {
   const { client, key, messages, authority } = await activeClient();
   await client.answer(messages[0]);
   const changed = await rosterWith(client, messages[1], async (entry, id) => {
@@ -410,7 +410,7 @@ test("a client's own identity key stands for no neighbour", async () => {
   await assert.rejects(client.answer(changed), { reason: "public_key_reused" });
 });
 
-test("what was under way when a message was refused leaves no secret behind", async () => {
+test("work in progress when a message is refused leaves no secret behind", async () => {
   const { client, messages } = await activeClient();
   await client.answer(messages[0]);
   const changed = await rosterWith(client, messages[1], async (entry) => {
@@ -421,7 +421,7 @@ test("what was under way when a message was refused leaves no secret behind", as
   assert.equal(client.neighbours.size + client.held.size, 0);
 });
 
-test("a server that has nothing new makes no client spin", async () => {
+test("a client does not spin when the server has nothing new", async () => {
   const stop = new AbortController();
   const taking = take({ message: { status: 204, body: "" } }, { signal: stop.signal, patience: 60 });
   await new Promise((resolve) => setTimeout(resolve, 2000));
@@ -431,7 +431,7 @@ test("a server that has nothing new makes no client spin", async () => {
   assert.ok(heard.length < 16);
 });
 
-test("an offer with an old standing, or one of the future, is refused", async () => {
+test("an offer with an old or future standing is refused", async () => {
   for (const now of [MADE + 24 * 3600 + 1, MADE - 3601]) {
     const { client, messages, drawn } = await activeClient({ now: () => now });
     await assert.rejects(client.answer(messages[0]), { reason: "below_floor" });
@@ -446,7 +446,7 @@ test("an offer with a forged standing is refused", async () => {
   await assert.rejects(client.answer(forged), { reason: "below_floor" });
 });
 
-test("a standing that is older than seen, or a second one of its time, is refused", async () => {
+test("a standing older than one seen, or a second one of the same time, is refused", async () => {
   const ledger = new RoundLedger(inMemory());
   const seen = (authority, number, digest) => ledger.see(authority, number, digest);
   for (const [expected, number, mark] of [[null, 0n, null], [null, 0n, null], ["below_floor", 0n, "ff"], ["below_floor", 1n, "ff"]]) {
@@ -461,7 +461,7 @@ test("a standing that is older than seen, or a second one of its time, is refuse
   }
 });
 
-test("a revoked or expired certificate is nobody's", () => {
+test("a revoked or expired certificate is refused", () => {
   const grant = new Uint8Array([0, 0, 0, 5, 0, 0, 0, 10]);
   const standing = { number: 35999n, digest: new Uint8Array(32), revoked: [4], signature: new Uint8Array(64) };
   requireValid(grant, standing);

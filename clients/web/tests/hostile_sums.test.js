@@ -1,4 +1,4 @@
-/** A server that alters what it said, over HTTP: offers of one message, bodies, stores. What it gets is counted. */
+/** A server that changes its statements, over HTTP: offers of one message, bodies, stores. The uploads are counted. */
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
@@ -19,7 +19,7 @@ const DESCRIPTION = {
   answer_bytes: 1, terms: text, form: FORM,
 };
 const DONE = { status: 200, body: "the sum of 3 clients was released" };
-/** What the server says to each request for a message, the last one for ever. @type {any[]} */
+/** The server's answers to requests for a message; the last one repeats. @type {any[]} */
 let script = [];
 /** Session descriptions, likewise. @type {any[]} */
 let descriptions = [];
@@ -59,7 +59,7 @@ beforeEach(() => {
 const descriptionOf = (changes) => ({ status: 200, body: JSON.stringify({ ...DESCRIPTION, ...changes }) });
 /** @param {number} stage @param {Uint8Array} bytes */
 const messageOf = (stage, bytes) => ({ status: 200, body: Buffer.from(bytes), "secagg-stage": String(stage) });
-/** Answers that the server was sent. */
+/** Answers that the server received. */
 const answers = () => heard.filter((each) => each.includes("/answers/"));
 const POLICY = { minimumHolders: 3, assumedCorruptedHolders: 0 };
 
@@ -69,7 +69,7 @@ function take(said, options = {}) {
   return contribute(url, [0.5, -0.5], { policy: POLICY, ledger: new RoundLedger(inMemory()), patience: 1, ...options });
 }
 
-/** The offer of a server that is its own holders, for the session description's terms, with changes. @param {any} [changes] */
+/** The offer of a server that is its own holders, for the description's terms, with changes. @param {any} [changes] */
 async function offerOf(changes = {}) {
   const given = {
     epoch: 5n, mode: Number(Boolean(changes.authority)), standing: new Uint8Array(108), suite: 0, threshold: 3, packing: 1, expiry: 2 ** 40, task: utf8("sum"), round: 7n,
@@ -80,7 +80,7 @@ async function offerOf(changes = {}) {
   const authority = changes.authority?.public ?? new Uint8Array(32);
   const signers = await Promise.all([1, 2, 3].map(() => given.mode && SigningKey.of(random(32))));
   const holders = signers.map((key, at) => concat(integer(at + 1, 8), key ? key.public : new Uint8Array(32)));
-  /** A signature of 4 bytes for its length and 64, or of nobody. */
+  /** A signature, of 4 bytes for its length and 64, or an empty one. */
   const signed = async (key, label, ...parts) => variable(key ? await key.sign(label, ...parts) : new Uint8Array(0));
   const statement = concat(
     header(100), integer(given.epoch, 8), [given.mode, given.suite], ...thresholds, integer(given.expiry, 8),
@@ -137,14 +137,14 @@ for (const [name, changes] of Object.entries({
   "another task": { task: utf8("mus") },
   "other terms": { application: new Uint8Array(32) },
   "another model": { model: new Uint8Array(32) },
-  "bounds that the terms do not have": { bounds: [-1, 1] },
+  "bounds that differ from the terms": { bounds: [-1, 1] },
   "the hybrid suite": { suite: 1 },
   "an epoch that is over": { expiry: 1 },
-  "keys that have ended": { until: 1 },
+  "expired keys": { until: 1 },
   "keys that last for two days": { until: Math.floor(Date.now() / 1000) + 48 * 3600 },
   "a receipt of one holder": { receipts: 1 },
   "a threshold below the packing": { threshold: 1, packing: 2 },
-  "more clients than the codes have room for": { capacity: 5 },
+  "more clients than the codes can sum": { capacity: 5 },
 })) {
   test(`an offer of one message with ${name} gets no upload, and nothing is spent`, async () => {
     const ledger = new RoundLedger(inMemory());
@@ -156,12 +156,12 @@ for (const [name, changes] of Object.entries({
   });
 }
 
-test("an offer of one message of another form is refused by its name", async () => {
+test("an offer of one message of another form is refused by name", async () => {
   await assert.rejects(take([messageOf(0, await offerOf({ form: FORM - 1 })), DONE]), { reason: "wrong_version" });
   assert.deepEqual(answers(), []);
 });
 
-/** A standing of some seconds ago. @param {SigningKey} authority */
+/** A standing of a given age in seconds. @param {SigningKey} authority */
 async function standingOf(authority, { age = 0, revoked = /** @type {number[]} */ ([]), by = authority } = {}) {
   const number = BigInt(Math.floor(Date.now() / 1000) - age);
   const parts = [integer(number, 8), new Uint8Array(32), ...revoked.map((each) => integer(each, 4))];
@@ -171,9 +171,9 @@ async function standingOf(authority, { age = 0, revoked = /** @type {number[]} *
 
 for (const [name, shown, reason] of /** @type {[string, any, string | null][]} */ ([
   ["a fresh standing", { age: 60, revoked: [3] }, null],
-  ["a standing of two days before", { age: 48 * 3600 }, "below_floor"],
-  ["a standing of the future", { age: -7200 }, "below_floor"],
-  ["a standing that another one signed", { isForged: true }, "below_floor"],
+  ["a standing of two days ago", { age: 48 * 3600 }, "below_floor"],
+  ["a standing from the future", { age: -7200 }, "below_floor"],
+  ["a standing that another key signed", { isForged: true }, "below_floor"],
   ["a standing that revokes this client", { revoked: [0] }, "below_floor"],
   ["a standing older than one seen before", { age: 61, seen: 60 }, "below_floor"],
 ])) {
@@ -196,7 +196,7 @@ for (const [name, shown, reason] of /** @type {[string, any, string | null][]} *
   });
 }
 
-test("an offer that is cut short, or has a byte more, gets no upload", async () => {
+test("an offer that is truncated, or has an extra byte, gets no upload", async () => {
   const offer = await offerOf();
   for (const bytes of [offer.slice(0, -1), offer.slice(0, 200), concat(offer, [0])]) {
     await assert.rejects(take([messageOf(0, bytes), DONE]), Refused);
@@ -214,14 +214,14 @@ test("a second offer gets no second upload, at the same stage or a later one", a
   }
 });
 
-test("an epoch of holders before the newest gets no upload", async () => {
+test("an older epoch of holders gets no upload", async () => {
   const ledger = new RoundLedger(inMemory());
   await ledger.charge(":sum", { round: 6n, epoch: 6n });
   await assert.rejects(take([messageOf(0, await offerOf()), DONE], { ledger }), { reason: "wrong_session" });
   assert.deepEqual(answers(), []);
 });
 
-test("of two tabs with one ledger one uploads", async () => {
+test("only one of two tabs with one ledger uploads", async () => {
   const ledger = new RoundLedger(inMemory());
   const offer = messageOf(0, await offerOf());
   const both = [take([offer, offer, DONE], { ledger }), take([offer, offer, DONE], { ledger })];
@@ -231,7 +231,7 @@ test("of two tabs with one ledger one uploads", async () => {
   assert.equal(answers().length, 1);
 });
 
-test("a store that is full keeps the upload back, and the server hears that the client left", async () => {
+test("a full store prevents the upload, and the server learns that the client left", async () => {
   const full = inMemory();
   const ledger = new RoundLedger(async (name, change) => {
     await full(name, (spent) => {
@@ -249,14 +249,14 @@ test("a store that is full keeps the upload back, and the server hears that the 
 // --- Session descriptions and bodies ------------------------------------------------------------------------
 
 for (const protocol of ["enclave", "two-servers", "lightsecagg", "__proto__", "constructor"]) {
-  test(`a session description of ${protocol} is refused by its name before anything is sent`, async () => {
+  test(`a session description of ${protocol} is refused by name before anything is sent`, async () => {
     descriptions = [descriptionOf({ protocol })];
-    await assert.rejects(take([DONE]), new RegExp(`no part in a sum by ${protocol}`));
+    await assert.rejects(take([DONE]), new RegExp(`does not support the protocol ${protocol}`));
     assert.deepEqual(heard, ["GET /v1/session"]);
   });
 }
 
-test("the description of the next session is held to the same policy as the first", async () => {
+test("the next session's description is checked against the same policy", async () => {
   for (const changes of [{ task: "mus" }, { mode: "active" }, { terms: JSON.stringify({ ...TERMS, clients: 2 }) }]) {
     [heard, descriptions, seats] = [[], [descriptionOf(), descriptionOf(changes)], [{ status: 403, body: "" }, { status: 201, body: "0" }]];
     await assert.rejects(take([DONE]), Refused);
@@ -264,7 +264,7 @@ test("the description of the next session is held to the same policy as the firs
   }
 });
 
-test("a body that ends early is asked for again, and never taken for whole", async () => {
+test("a truncated body is requested again, and never accepted", async () => {
   const offer = await offerOf();
   const cut = { ...messageOf(0, offer.slice(0, -1)), "content-length": offer.length, cut: true };
   await assert.rejects(take([cut]), Left);
@@ -273,13 +273,13 @@ test("a body that ends early is asked for again, and never taken for whole", asy
   assert.deepEqual([isReleased, answers().length], [true, 1]);
 });
 
-test("a body that grows when it is unpacked is not read to its end", async () => {
+test("a compressed body that unpacks beyond the limit is not read to its end", async () => {
   const body = gzipSync(Buffer.alloc(2 ** 27));
   descriptions = [{ status: 200, body, "content-encoding": "gzip" }];
   await assert.rejects(take([DONE]), /longer than 1048576/);
 });
 
-test("a mean of another length than the values is no result", async () => {
+test("a mean of another length than the values is not accepted", async () => {
   const json = (/** @type {number[]} */ mean) => ({
     status: 200, "content-type": "application/json", body: JSON.stringify({ sentence: "done", mean, count: 3 }),
   });

@@ -1,15 +1,15 @@
 /**
- * What the tests here ask of Node, for a browser: an import map puts this module in the place of `node:` modules.
- * Files are asked of the server of the test.
+ * Node's functions that the tests here need, for a browser: an import map replaces `node:` modules by this module.
+ * Files are requested from the test's server.
  */
 
-/** The tests of the modules that were imported. @type {{name: string, play: () => unknown}[]} */
+/** The tests of the imported modules. @type {{name: string, play: () => unknown}[]} */
 const tests = [];
 
 /** @param {string} name @param {() => unknown} play */
 export const test = (name, play) => tests.push({ name, play });
 
-/** Play all tests, one after another. */
+/** Run all tests, one after another. */
 export async function playAll() {
   const failed = [];
   for (const { name, play } of tests) {
@@ -46,7 +46,7 @@ function assert(condition, sentence = "an assertion does not hold") {
   if (!condition) throw new Error(sentence);
 }
 
-/** A value as a text that tells its type and parts. @param {unknown} value @returns {string} */
+/** A value as text with its type and parts. @param {unknown} value @returns {string} */
 function shown(value) {
   if (Object.is(value, -0)) return "-0";
   if (typeof value !== "object" || value === null) return `${typeof value} ${String(value)}`;

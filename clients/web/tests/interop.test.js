@@ -1,4 +1,4 @@
-/** The interop suite, played by this client: every case, what clients send in every session, every refusal of a client. */
+/** The interop suite, run by this client: every case, clients' messages in every session, every refusal of a client. */
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
@@ -132,7 +132,7 @@ const PLAYS = {
 const derivedPair = async (root, role, t0) =>
   keyPair(await expand(unhex(root), bind(`${role}-x25519-key`, unhex(t0)), 32));
 
-/** What two clients with these key pairs mask with. */
+/** The mask of two clients with these key pairs. */
 async function edge([mine, theirs], ids, context) {
   const [low, high] = hex(ids[0]) < hex(ids[1]) ? [0, 1] : [1, 0];
   const keys = [mine, theirs];
@@ -141,7 +141,7 @@ async function edge([mine, theirs], ids, context) {
   return { seed, key: await expand(seed, bind("pairwise-mask-key", context, ids[low], ids[high]), 16) };
 }
 
-/** Coins that were written down. */
+/** Recorded coins. */
 function recorded(coins) {
   const bytes = unhex(coins);
   let at = 0;
@@ -167,7 +167,7 @@ const sessions = new Map(
   }),
 );
 
-/** A client's identity, where the session has an authority. */
+/** A client's identity, if the session has an authority. */
 async function identityIn({ identities }, role) {
   if (!identities.authority) return undefined;
   const [authority, key] = [await SigningKey.of(unhex(identities.authority)), await SigningKey.of(unhex(identities[role]))];
@@ -203,7 +203,7 @@ async function pairwiseClient(session, role) {
 for (const name of files("pairwise")) {
   const session = sessions.get(name);
   const { computed } = session;
-  test(`${name}: every message of a client, and what it computes`, async () => {
+  test(`${name}: every message and computation of a client`, async () => {
     for (const role of Object.keys(session.inputs)) {
       const client = await pairwiseClient(session, role);
       for (const step of session.steps.filter((each) => each.role === role)) {
@@ -229,13 +229,13 @@ for (const name of files("pairwise")) {
   });
 }
 
-/** Parts of an upload that hold what HPKE drew, or follow from it. */
+/** Parts of an upload that HPKE draws, or that follow from them. */
 const FRESH = /^(polynomial|sealed [0-9]+|signature)$/;
 
 for (const name of files("one_message")) {
   const session = sessions.get(name);
   const parts = read(name).messages;
-  test(`${name}: every upload, and what its client draws`, async () => {
+  test(`${name}: every upload and its client's draws`, async () => {
     const offer = await readOffer(session.messages.get("offer"));
     assert.deepEqual([offer.t0, offer.publicSeed].map(hex), [session.computed.t0, session.computed.public_seed]);
     for (const [role, values] of Object.entries(session.inputs)) {
@@ -267,7 +267,7 @@ function altered(message, change) {
   if (!change) return message;
   const [removes, inserts] = [unhex(change.removes), unhex(change.inserts)];
   const end = change.at + removes.length;
-  assert(equal(message.slice(change.at, end), removes), "the change removes what stands there");
+  assert(equal(message.slice(change.at, end), removes), "the change removes the bytes at its position");
   return concat(message.slice(0, change.at), inserts, message.slice(end));
 }
 

@@ -1,4 +1,4 @@
-/** The uploads of one message, made again: every byte but those that HPKE draws and what follows from them. */
+/** The uploads of one message, reproduced: every byte except HPKE's draws and their consequences. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
@@ -56,7 +56,7 @@ async function boundedOffer(ringBits, bounds) {
 
 for (const [ringBits, bounds] of [[8, [-100, 100]], [8, null], [32, [-(2 ** 31), 2 ** 31 - 1]], [32, null]]) {
   const [least, greatest] = bounds ?? [-(2 ** (ringBits - 1)), 2 ** ringBits - 1];
-  test(`values beyond ${least}..${greatest} and those that are no integers count as ones within`, async () => {
+  test(`values beyond ${least}..${greatest} and non-integers are clamped and rounded`, async () => {
     const offer = await boundedOffer(ringBits, bounds);
     const made = async (values) => pinned(await upload(offer, { id: 1n, vectors: [values], coins: new Uint8Array(32).fill(7) }));
     const within = await made([0, least, greatest, 2]);
@@ -137,7 +137,7 @@ test("an upload leaves no coin and no key behind", async () => {
   assert.equal(left.size, 1);
 });
 
-test("shares are sealed as RFC 9180 says, appendix A.1.1", async () => {
+test("shares are sealed as in RFC 9180, appendix A.1.1", async () => {
   const [scalar, receiver, info, text] = [
     "52c4a758a802cd8b936eceea314432798d5baf2d7e9235dc084ab1b9cfa2f736",
     "3948cfe0ad1ddb695d780e59077195da6c56506b027329794ab02bca80815c4d",
@@ -155,7 +155,7 @@ test("shares are sealed as RFC 9180 says, appendix A.1.1", async () => {
   } finally {
     globalThis.crypto.getRandomValues = getRandomValues;
   }
-  // The tag is another one: the appendix has associated data, and shares have none.
+  // The tag differs: the appendix has associated data, and shares have none.
   assert.equal(sealed.length, 32 + text.length + 16);
   assert.equal(
     hex(sealed.slice(0, 32 + text.length)),

@@ -1,5 +1,5 @@
 /**
- * Times of a client: an upload under pairwise masks, one message, and the floor that WebCrypto's AES sets.
+ * Times of a client: an upload under pairwise masks, one message, and their floor, WebCrypto's AES.
  */
 import { applicationDigest, encode, layoutVersion, planOf } from "../encoding.js";
 import { PIECE, random, stream, streamKey } from "../crypto.js";
@@ -18,7 +18,7 @@ export async function milliseconds(act) {
   return performance.now() - began;
 }
 
-/** The least of some turns: what else the machine does only adds. @param {() => Promise<number>} turn */
+/** The minimum of some turns: other load only adds. @param {() => Promise<number>} turn */
 async function least(turn) {
   const times = [];
   for (let i = 0; i < TURNS; i++) times.push(await turn());
@@ -29,7 +29,7 @@ const terms = { clients: CLIENTS, all_clients: CLIENTS, group: 1, groups: 1, val
 const text = JSON.stringify(terms);
 const update = Float32Array.from({ length: VALUES }, (_, i) => (i % 200) / 200 - 0.5);
 
-/** The offer of a session in which everybody is everybody's neighbour. @param {Uint8Array} opening */
+/** The offer of a session with a full graph. @param {Uint8Array} opening */
 async function offerOf(opening) {
   const { ringBits } = planOf(terms);
   const segment = concat([1], integer(ringBits, 4), integer(VALUES, 8));
@@ -44,7 +44,7 @@ async function offerOf(opening) {
   );
 }
 
-/** Clients that have shared their keys, the message that the first is to answer with its upload, and their times. */
+/** Clients that have shared their keys, the message that the first answers with its upload, and their times. */
 export async function sharedClients() {
   const opening = random(32);
   const offer = await offerOf(opening);
@@ -69,7 +69,7 @@ export async function sharedClients() {
   return { client: clients[0], delivered };
 }
 
-/** Milliseconds of the streams of all masks alone, one after another. */
+/** Milliseconds of only the streams of all masks, one after another. */
 export async function floorOf() {
   const { ringBits } = planOf(terms);
   const bytes = VALUES * (ringBits > 16 ? 4 : 2);
@@ -81,7 +81,7 @@ export async function floorOf() {
   });
 }
 
-/** A recorded offer of one message, with the numbers that are planned for as many values. @param {string} recorded @param {any} planned */
+/** A recorded offer of one message, with the numbers planned for a number of values. @param {string} recorded @param {any} planned */
 export async function plannedOffer(recorded, planned) {
   const offer = await readOffer(unhex(recorded));
   const last = offer.segments[offer.segments.length - 1];

@@ -1,4 +1,4 @@
-/** The vectors of pairwise masks, replayed by this client: every byte, and every refusal. */
+/** Replays the vectors of pairwise masks: every byte, and every refusal. */
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
@@ -18,7 +18,7 @@ const vectors = new Map(
 );
 const CLASSIC = "x25519-aes128";
 
-test("pieces of a mask's stream are those of its segments", async () => {
+test("parts of a mask's stream equal those of its segments", async () => {
   const key = new Uint8Array(16).fill(5);
   const { subtle } = globalThis.crypto;
   const whole = async (segment, count) => {
@@ -33,7 +33,7 @@ test("pieces of a mask's stream are those of its segments", async () => {
   assert.ok(total.every((word, i) => word === -at(i) >>> 0));
 });
 
-/** The clients of a session, each with the coins that were recorded. */
+/** The clients of a session, each with its recorded coins. */
 async function clientsOf(vector) {
   const { identities, policy, parameters } = vector;
   const authority = identities.authority && (await SigningKey.of(unhex(identities.authority)));
