@@ -71,14 +71,15 @@ types: $(INSTALLED)  ## check types with mypy and pyright, both strict
 	$(BIN)/mypy tests benchmarks docs examples/*.py .ci/*.py
 	$(BIN)/pyright
 
-proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims, weakenings
+proofs: $(INSTALLED)  ## check the proofs: Coq theories, kernels on solver terms, clients under a model checker, claims
 	$(BIN)/python proofs/check
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m repository tests/test_proof_gates.py
 
 proofs-second-opinion: $(SOLVERS)/.installed  ## ask cvc5 and bitwuzla what z3 was asked; for every night, not every change
 	PYTHONPATH=. $(SOLVERS)/bin/python proofs/smt/second_opinion.py
 
-mutants: $(INSTALLED)  ## change one token at a time and see that proofs or tests notice; for every night, not every change
+mutants: $(INSTALLED)  ## weaken statements, and change one token at a time: proofs or tests notice; for every night, not every change
+	$(BIN)/python proofs/check weakenings
 	PYTHONPATH=. $(BIN)/python proofs/mutants.py
 	PYTHONPATH=. $(BIN)/python proofs/mutation/run.py
 

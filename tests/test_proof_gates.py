@@ -1,7 +1,7 @@
 """The gates of ``proofs/check`` under attack: weaker statements, searches that lost schedules, a busy package lock.
 
-Everything that needs Coq, a solver or minutes runs in ``make proofs``: ``proofs/check weakenings`` makes every
-weakening and runs the tests that must detect it. Here are the quick cases, and the tables that must stay up to date.
+Everything that needs Coq or a solver runs in ``make proofs``. ``make mutants`` makes every weakening and runs the tests
+that must detect it. Here are the quick cases, and the tables that must stay up to date.
 """
 
 from __future__ import annotations
