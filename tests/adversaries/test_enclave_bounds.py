@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from math import isqrt
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg import Session, aggregate
+from secagg.choices import ReleaseForm
 from secagg.compression.scalar_quantization import ScalarQuantization
 from secagg.contract import Aggregate, IndexSegment, Layout, Payload, RingSegment
 from secagg.crypto.ring import Ring
@@ -458,6 +460,17 @@ def test_more_than_one_seal_holds_is_refused_before_an_update_is_spent(layout: L
     made = opened().configuration
     with pytest.raises(InvalidParameters, match="one seal holds at most 2147483631"):
         replace(made, layout=layout, max_norms=norms, tables=())
+
+
+def test_a_ring_that_just_holds_the_cohort_and_a_seal_that_is_full_are_accepted() -> None:
+    made, most = opened().configuration, 2147483631
+    narrow = replace(made, layout=Layout((RingSegment(4, 4),)), max_norms=(9,), maximum_cohort=7)
+    with pytest.raises(InvalidParameters, match="hold the maximum cohort"):
+        replace(narrow, maximum_cohort=8)
+    for blocks in (most, most + 1):
+        full = Layout((IndexSegment(256, blocks),))
+        with nullcontext() if blocks == most else pytest.raises(InvalidParameters, match="one seal holds at most"):
+            replace(made, layout=full, max_norms=(), form=ReleaseForm.HISTOGRAM)
 
 
 def test_a_client_says_in_its_own_log_that_it_was_scaled(caplog: pytest.LogCaptureFixture) -> None:

@@ -228,7 +228,6 @@ MISUSES: list[Callable[[], object]] = [
         partial(made(IndexSegment(256, 4)).check, view)
         for view in (memoryview(bytes(8))[::2], memoryview(bytes(4)).cast("H"))
     ),
-    *(partial(made, maximum=each) for each in (0, -1, 2**64, 1.0, True, None)),
 ]
 
 
@@ -236,6 +235,12 @@ MISUSES: list[Callable[[], object]] = [
 def test_a_call_out_of_range_or_of_another_type_is_refused(misuse: Callable[[], object]) -> None:
     with pytest.raises((Misuse, InvalidParameters)):
         misuse()
+
+
+@pytest.mark.parametrize("maximum", [0, -1, 2**64, 1.0, True, None])
+def test_a_cohort_that_no_counter_holds_is_refused(maximum: Any) -> None:
+    with pytest.raises(InvalidParameters, match=r"maximum_cohort must be between 1 and 2\^64 - 1; got "):
+        made(maximum=maximum)
 
 
 # --- Secrets ----------------------------------------------------------------------------------------------------------
