@@ -97,6 +97,7 @@ _TWO_SERVERS_ATTACKS: Final = _in(
 )
 _ENCLAVE_ATTACKS: Final = _in(
     "tests/adversaries",
+    "test_enclave_bounds.py",
     "test_enclave_memory.py",
     "test_enclave_offers.py",
     "test_enclave_releases.py",
@@ -340,6 +341,7 @@ ROOMS: Final = (
             ),
             *_in(
                 "tests/adversaries",
+                "test_enclave_bounds.py",
                 "test_enclave_offers.py",
                 "test_enclave_memory.py",
                 "test_enclave_releases.py",
