@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from secagg.blame import between_servers, signed_by
-from secagg.contract.layout import Layout, Payload
+from secagg.contract.layout import Payload
 from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.secret import Secret, overwrite
 from secagg.errors import NOBODY, InvalidParameters, Misuse, PeerMisbehaved, Reason
@@ -66,7 +66,7 @@ class Client(OneStageClientSession):
         layout = member.layout_for(self._subject, model)
         if configuration.layout != layout:
             raise _below("the round's codec, model, capacity or terms differ from this client's")
-        self._admit(configuration, layout)
+        self._admit(configuration)
         keys = [
             sealing_key(configuration.suite, offer.sealing_key, culprits=signed_by(offer.stamp.server))
             for offer in self._verified(configuration, round_number, invited.shown.offers)
@@ -97,13 +97,11 @@ class Client(OneStageClientSession):
         if invited.shown.is_simulated and not self._member.accepts_simulated:
             raise _below("the first server simulates the second, so it can read all updates")
 
-    def _admit(self, configuration: IndexingConfiguration, layout: Layout) -> None:
+    def _admit(self, configuration: IndexingConfiguration) -> None:
         member, now = self._member, self._member.clock()
         if type(now) is not datetime or now.utcoffset() is None:
             raise Misuse("the time must be a datetime with a time zone")
         member.policy.admit("the offered round", ENFORCED, configuration.compared())
-        if configuration.layout != layout:
-            raise _below("its layout or codebooks differ from those that this client encodes with")
         if now.timestamp() >= configuration.expiry:
             raise _below("the offered round has expired; start another")
         if configuration.maximum_cohort > self._subject.capacity:
