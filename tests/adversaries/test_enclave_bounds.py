@@ -240,6 +240,17 @@ def test_a_client_refuses_norms_about_another_zero_point_than_its_codec_has() ->
     right.new_client(1).admit(right.verified(), right.now)
 
 
+def test_a_client_that_knows_its_tasks_norms_refuses_others() -> None:
+    """A host that chooses them anew for each client bisects its norm."""
+    session = opened()
+    for other in ((), (399, 0), (400, 1)):
+        with pytest.raises(InvalidParameters, match="max_norms differ from those of this client's task") as caught:
+            session.new_client(1, max_norms=other).admit(session.verified(), session.now)
+        assert caught.value.reason is Reason.BELOW_FLOOR
+    for own in (NORMS, None):
+        session.new_client(1, max_norms=own).admit(session.verified(), session.now)
+
+
 @pytest.mark.parametrize("zeros", [(128,), (-129,), (100, 1), (0,), (1.0,), (True,)])
 def test_a_zero_point_that_a_full_buffer_cannot_hold_is_refused(zeros: Any) -> None:
     layout = Layout((RingSegment(10, 4),))
@@ -477,9 +488,13 @@ def test_a_client_says_in_its_own_log_that_it_was_scaled(caplog: pytest.LogCaptu
     session = opened()
     with caplog.at_level(logging.WARNING):
         session.seal(1)
+        session.seal(3, payload=payload_of([NORMS[0]] + [0] * 69, [0] * 9))
         assert not caplog.records
         session.seal(2, payload=long_payload(session, 2, 1000))
     assert "exceeds max_norm (400 steps" in caplog.text
+    packed = client_module.packed_in(session.configuration, long_payload(session, 2, 1000))
+    sealed = memoryview(packed)[: bounded.packed_bytes(RING)]
+    assert bounded.BoundedSum(RING, NORMS[0], 0, 6).measure(sealed) == 1, "nothing is left for the enclave to scale"
 
 
 @pytest.mark.parametrize("examples", [None, [5] * 8])
