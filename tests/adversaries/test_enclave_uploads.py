@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ from secagg.session.certificates import Certificate, issue_certificate
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import (
-    MADE,
     MIXED_LAYOUT,
     NOW,
     EnclaveSetup,
@@ -276,15 +274,6 @@ def test_a_certificate_serves_nobody_without_its_key(session: InsecureEnclaveSes
     for changed in (replace(stolen, public_key=thief.public_key), replace(stolen, client=SECOND)):
         message = crafted(session, 1, certificate=changed, signing_key=thief)
         is_not_authentic(session, message, changed.client, HOST)
-
-
-def test_a_certificate_that_was_revoked_or_expired_lets_nobody_upload(session: InsecureEnclaveSession) -> None:
-    """Everything else about the upload is genuine; whoever stole the key still has it."""
-    key, hour = session.setup.signing_key_of("client 1"), MADE // 3600
-    issued = partial(issue_certificate, session.authority, FIRST, key.public_key)
-    for ended in (issued(number=5), issued(until=hour)):
-        is_not_authentic(session, crafted(session, certificate=ended), FIRST, HOST)
-    session.enclave.receive(crafted(session, certificate=issued(number=4, until=hour + 1)))
 
 
 def test_one_certified_client_does_not_fill_a_buffer(session: InsecureEnclaveSession) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, decode_b
 from secagg.protocols.two_servers.upload import Upload, UploadHeader, public_bytes
 from secagg.session.certificates import Certificate, issue_certificate
 from secagg.wire import MessageKind
-from tests.harness.indexing_rounds import MADE, MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, flipped
+from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, flipped
 
 FIRST, SECOND = ClientId(1), ClientId(2)
 SETUP = IndexingSetup()
@@ -135,22 +134,13 @@ def test_a_certificate_is_for_one_client_and_one_key(made: InsecureIndexingRound
         )
 
 
-@pytest.mark.parametrize("what", ["another authority's", "revoked", "expired"])
-def test_a_certificate_that_does_not_hold_lets_nobody_upload(
-    what: str, made: InsecureIndexingRound, refuses: Check
-) -> None:
+def test_a_certificate_of_another_authority_lets_nobody_upload(made: InsecureIndexingRound, refuses: Check) -> None:
     """Everything else about the upload is genuine, so nothing but the certificate stops it."""
     half = made.share(1)[0]
-    issued, hour = partial(issue_certificate, client=FIRST, public_key=half.header.certificate.public_key), MADE // 3600
-    authority, other = made.setup.signing_key_of("authority"), made.setup.signing_key_of("server 1")
-    certificate = {
-        "another authority's": issued(other),
-        "revoked": issued(authority, number=5),
-        "expired": issued(authority, until=hour),
-    }[what]
-    stopped = signed(made, 1, half, certificate=certificate)
+    other = issue_certificate(made.setup.signing_key_of("server 1"), FIRST, half.header.certificate.public_key)
+    stopped = signed(made, 1, half, certificate=other)
     refuses(made.zero.receive, stopped, AuthenticationFailed, Reason.AUTHENTICATION_FAILED)
-    made.zero.receive(signed(made, 1, half, certificate=issued(authority, number=4, until=hour + 1)))
+    made.zero.receive(half.encode())
 
 
 def test_a_client_with_two_keys_is_one_client(made: InsecureIndexingRound, both_refuse: Check) -> None:
