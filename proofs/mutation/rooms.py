@@ -86,6 +86,7 @@ _ONE_MESSAGE_TESTS: Final = (
 )
 _TWO_SERVERS_ATTACKS: Final = _in(
     "tests/adversaries",
+    "test_standings_everywhere.py",
     "test_two_servers_blame.py",
     "test_two_servers_cheating.py",
     "test_two_servers_crashes.py",
@@ -102,6 +103,7 @@ _ENCLAVE_ATTACKS: Final = _in(
     "test_enclave_offers.py",
     "test_enclave_releases.py",
     "test_enclave_uploads.py",
+    "test_standings_everywhere.py",
 )
 _PAIRWISE_ATTACKS: Final = _in(
     "tests/adversaries",
@@ -347,6 +349,7 @@ ROOMS: Final = (
                 "test_enclave_releases.py",
                 "test_enclave_uploads.py",
                 "test_rows_of_few_clients.py",
+                "test_standings_everywhere.py",
             ),
         ),
         _ENCLAVE_ATTACKS,
