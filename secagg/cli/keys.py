@@ -38,7 +38,6 @@ from secagg.session.standings import system_clock
 from secagg.session.store import Store
 
 _MOST_CLIENTS: Final = 100_000
-_MOST_ID: Final = (1 << 64) - 1
 _MARK_BYTES: Final = 8
 
 
@@ -69,6 +68,8 @@ def make_all(options: argparse.Namespace) -> int:
 def make_own(options: argparse.Namespace) -> int:
     """Make a client's key and the request for its certificate."""
     asked = options.out.with_suffix(".request")
+    if options.out in {asked, certificate_file(options.out)}:
+        raise InvalidParameters(f"--out {options.out} would be overwritten: name the key, such as client.key")
     if options.replaces is not None:
         if options.client is not None or options.authority is not None:
             raise InvalidParameters("--replaces reuses client and authority; remove --client and --authority")
@@ -79,7 +80,7 @@ def make_own(options: argparse.Namespace) -> int:
             raise InvalidParameters(
                 "give --client N and --authority KEY, or --replaces FILE for a new key of an existing client"
             )
-        client, authority, key = _client(options.client), authority_in(options.authority), None
+        client, authority, key = ClientId(options.client), authority_in(options.authority), None
     kit = None if options.kit is None else load_kit(options.kit)
     request = new_identity(options.out, client, authority, SystemCoins(), key)
     replace(asked, (request.encode() + ("" if kit is None else kit.vouch(request))).encode("ascii"), PUBLIC)
@@ -93,6 +94,8 @@ def sign(options: argparse.Namespace) -> int:
     """Certify the keys of requests."""
     paths = list(_requests(options.requests, options.roster))
     asked = {path: _read(path) for path in paths}
+    if len({*map(certificate_file, asked)}) < len(asked):
+        raise InvalidParameters("two requests have one name, except for the suffix, and so one certificate; rename one")
     if options.sites is not None:
         sites, root = read_sites(options.sites), None if options.root is None else _root(options.root)
         for path, request in asked.items():
@@ -100,7 +103,7 @@ def sign(options: argparse.Namespace) -> int:
         print(f"kits vouch for all requests: their issuer and the author of {options.sites} must not run the server")
     elif options.root is not None:
         raise InvalidParameters("--root only applies with --sites, the list of sites whose kits vouch; set both")
-    replaced = None if options.replace is None else _client(options.replace)
+    replaced = None if options.replace is None else ClientId(options.replace)
     if replaced is not None and any(path.is_dir() for path in options.requests):
         raise InvalidParameters("--replace needs one request file, because a folder may contain a stranger's")
     made = sign_requests(
@@ -115,7 +118,7 @@ def sign(options: argparse.Namespace) -> int:
 
 def take_back(options: argparse.Namespace) -> int:
     """Revoke the certificates of clients."""
-    revoke(options.roster, load_authority(options.key), map(_client, options.clients))
+    revoke(options.roster, load_authority(options.key), map(ClientId, options.clients))
     return _signed(options.roster)
 
 
@@ -174,7 +177,7 @@ def _signed(roster: Path) -> int:
 
 def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
     """Yield request files; from a folder, only those without a certificate next to them."""
-    certified = roster.read_text(encoding="ascii") if roster.exists() else ""
+    certified = roster.read_text(encoding="ascii", errors="replace") if roster.exists() else ""
     for path in paths:
         if not path.is_dir():
             yield path
@@ -208,12 +211,6 @@ def _read(path: Path) -> Request:
         return Request.decode(_lines(path)[0])
     except (OSError, ValueError) as error:
         raise InvalidParameters(f"cannot read {path} as a request ({error})") from None
-
-
-def _client(number: int) -> ClientId:
-    if not 0 <= number <= _MOST_ID:
-        raise InvalidParameters(f"a client's number must be between 0 and {_MOST_ID}; got {number}")
-    return ClientId(number)
 
 
 def _mark(request: Request) -> str:

@@ -156,7 +156,8 @@ def _parsed(text: str, known: str) -> Roster:
         text += "\n"  # A copy or an editor dropped the last line's end: the head is whole, so its append counts.
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
-        lines.pop()  # A torn append, which nobody has received.
+        if _HEAD.search(lines.pop()):  # Without a head it is a torn append, which nobody has received.
+            raise ValueError("the line of its last head was changed")
     if not lines:
         raise ValueError("it has no signed head")
     if not text.startswith(known):
@@ -371,6 +372,8 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
         for line in lines(known, now):
             known.take(*line.split())
             text += f"{line}\n"
+        if not known.issued:  # A head of such a roster revokes nothing, and would supersede those of the right one.
+            raise InvalidParameters(f"{path} lists no client, so it is not the authority's roster; name that file")
         number = now if roster is None else max(now, roster.standing.number + 1)
         head = known.standing(number, text).signed(signs or authority)
         text += f"head {number} {head.signature.hex()}\n"

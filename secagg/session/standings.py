@@ -66,13 +66,13 @@ def require_newer(seen: Standing | None, standing: Standing) -> None:
         return
     if standing.number < seen.number:
         raise _refused(
-            f"is of {_said(standing)}, but this client has seen one of {_said(seen)}: a server that shows an older one "
-            "hides later revocations; give the server the authority's newest roster"
+            f"is of {_time(standing.number)}, but this client has seen one of {_time(seen.number)}: a server that "
+            "shows an older one hides later revocations; give the server the authority's newest roster"
         )
     if standing.number == seen.number and standing.parts != seen.parts:
         raise _refused(
-            f"of {_said(standing)} differs from another one of the same time, and the authority signed both: it shows "
-            "clients different lists of revoked keys. Both are kept as evidence; ask the authority"
+            f"of {_time(seen.number)} differs from another one of the same time, and the authority signed both: it "
+            "shows clients different lists of revoked keys. Both are kept as evidence; ask the authority"
         )
 
 
@@ -99,7 +99,7 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
     """
     if (certificate := client.certificate) is None:
         raise InternalError("only a client with a certificate can check a standing")
-    now, longest = client.clock().timestamp(), client.policy.maximum_standing_age
+    now, longest, said = client.clock().timestamp(), client.policy.maximum_standing_age, _time(standing.number)
     if standing == NO_STANDING:
         raise _refused("is missing; give the server the authority's roster")
     try:
@@ -107,17 +107,17 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
     except AuthenticationFailed:
         raise _refused("is not signed by this client's authority; give the server its roster") from None
     if standing.number > now + CLOCKS_APART:
-        raise _refused(f"is of {_said(standing)}, in the future; compare this machine's clock with the authority's")
+        raise _refused(f"is of {said}, in the future; compare this machine's clock with the authority's")
     if now - standing.number > longest:
         raise _refused(
-            f"is of {_said(standing)}, {(now - standing.number) / HOUR:.0f} hours old, but this client accepts at most "
+            f"is of {said}, {(now - standing.number) / HOUR:.0f} hours old, but this client accepts at most "
             f"{longest / HOUR:g}; run `secagg keys renew` where the authority's key is and give the server the roster, "
             "or raise maximum_standing_age"
         )
     client.standings.see_standing(authority, standing)
     if certificate.number in standing.revoked:
         raise _refused(
-            f"of {_said(standing)} revokes this client's own certificate (number {certificate.number}). If you did not "
+            f"of {said} revokes this client's own certificate (number {certificate.number}). If you did not "
             "request that, warn the authority: somebody else may hold a key in this client's name. Otherwise use the "
             "new key"
         )
@@ -130,10 +130,6 @@ def require_standing(standing: Standing, client: Certified, authority: bytes) ->
 
 def _refused(sentence: str) -> InvalidParameters:
     return InvalidParameters(f"the standing of the roster {sentence}", reason=Reason.BELOW_FLOOR)
-
-
-def _said(standing: Standing) -> str:
-    return _time(standing.number)
 
 
 def _time(seconds: int) -> str:

@@ -580,6 +580,82 @@ def test_a_roster_whose_last_line_end_was_lost_keeps_what_was_revoked(path: Path
     assert load_roster(path).standing.revoked == (1,)
 
 
+@pytest.mark.parametrize("behind", [" ", "\t", ".", "\x0c", "\x1a", "\0", " \nrevoked 8 "])
+@pytest.mark.parametrize("before", ["", " ", "> "])
+def test_a_roster_whose_last_head_was_changed_is_not_read_without_what_was_revoked(
+    path: Path, before: str, behind: str
+) -> None:
+    """An editor that leaves a blank on the last line, and no line end, must not bring a revoked client back."""
+    signs(path, asks(ANN), asks(BOB))
+    revoke(path, AUTHORITY, [ANN], clock=at(1))
+    text = path.read_text().removesuffix("\n")
+    start = text.rindex("\n") + 1
+    changed = f"{text[:start]}{before}{text[start:]}{behind}".encode()
+    path.write_bytes(changed)
+    if not before and behind.startswith(" \n"):  # The line is whole, and the next one torn.
+        assert load_roster(path).standing.revoked == (1,)
+        return
+    with pytest.raises(InvalidParameters, match="the line of its last head was changed"):
+        load_roster(path)
+    with pytest.raises(InvalidParameters, match="the line of its last head was changed"):
+        renew(path, AUTHORITY, clock=at(2))
+    assert path.read_bytes() == changed
+
+
+def test_a_roster_that_is_not_there_is_not_signed_as_of_now(tmp_path: Path) -> None:
+    """A daily renewal in another folder would sign that nothing was revoked, later than the roster's own head."""
+    signs(roster := tmp_path / "roster.txt", asks(ANN))
+    revoke(roster, AUTHORITY, [ANN], clock=at(1))
+    other = tmp_path / "other.txt"
+    with pytest.raises(InvalidParameters, match="lists no client"):
+        renew(other, AUTHORITY, clock=at(2))
+    with pytest.raises(InvalidParameters, match="lists no client"):
+        rotate(other, AUTHORITY, OTHER, clock=at(2))
+    assert not other.read_bytes()
+    renew(roster, AUTHORITY, clock=at(2))
+    assert load_roster(roster).standing.revoked == (1,)
+
+
+@pytest.mark.parametrize("name", ["me.request", "me.certificate"])
+def test_a_key_is_not_written_where_its_request_or_its_certificate_goes(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ["keys", "new", "--client", "7", "--authority", AUTHORITY.public_key.hex(), "--out"]
+    assert main([*new, str(tmp_path / name)]) == 2
+    assert "would be overwritten" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+    assert main([*new, str(tmp_path / "me.key")]) == 0
+    assert "seed" in (tmp_path / "me.key").read_text()
+
+
+def test_two_requests_are_not_answered_in_one_file(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = tmp_path / "authority.key"
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    key = load_authority(authority).public_key
+    paths = [tmp_path / "ann.request", tmp_path / "ann.txt"]
+    for each, client in zip(paths, (ANN, BOB), strict=True):
+        each.write_text(Request.of(key, client, new_signing_key(SystemCoins())).encode())
+    sign = ["keys", "sign", *map(str, paths), "--key", str(authority), "--roster", str(path)]
+    assert main(sign) == 2
+    assert "rename one" in capsys.readouterr().err
+    assert not path.exists()
+    sign[3] = str(paths[1].rename(tmp_path / "bob.txt"))
+    assert main(sign) == 0
+    assert {each.name for each in tmp_path.glob("*.certificate")} == {"ann.certificate", "bob.certificate"}
+
+
+def test_a_roster_of_other_bytes_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority, other, asked = tmp_path / "authority.key", tmp_path / "other", tmp_path / "ann.request"
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    asked.write_text(Request.of(load_authority(authority).public_key, ANN, new_signing_key(SystemCoins())).encode())
+    other.write_bytes(b"\xce" * 300)
+    assert main(["keys", "sign", str(asked), "--key", str(authority), "--roster", str(other)]) == 2
+    assert "is not a roster and would be overwritten" in capsys.readouterr().err
+    assert other.read_bytes() == b"\xce" * 300
+
+
 def test_a_folder_replaces_no_key(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A requester puts a request for another's number among those that are passed over."""
     authority, folder = tmp_path / "authority.key", tmp_path / "requests"
