@@ -364,11 +364,8 @@ class _Part:
             raise MalformedMessage("the server asked again after this client's last answer", reason=Reason.WRONG_KIND)
         progress = await asyncio.to_thread(self._computed, description, before, number, message)
         self.stages += 1
-        if len(progress.answer) > description.answer_bytes:
-            raise InvalidParameters(
-                f"this client's answer has {len(progress.answer)} bytes, but the server accepts at most "
-                f"{description.answer_bytes} at most"
-            )
+        if (size := len(progress.answer)) > (most := description.answer_bytes):
+            raise InvalidParameters(f"this client's answer has {size} bytes, but the server accepts at most {most}")
         if self.store is not None:
             try:
                 self.store.put(progress)

@@ -121,11 +121,12 @@ class SessionDescription:
             known["must_know"], known["form"] = needed, given["form"]
             description = cls(**known)
             object.__setattr__(description, "_decoded", encoded)
+            canonical = str(description.round_number), _text(description.terms)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedMessage(
                 f"this is not a session description ({error})", reason=Reason.NOT_CANONICAL
             ) from None
-        if (given["round_number"], given["terms"]) != (str(description.round_number), _text(description.terms)):
+        if (given["round_number"], given["terms"]) != canonical:
             raise MalformedMessage("this is not a session description (another form)", reason=Reason.NOT_CANONICAL)
         return description
 

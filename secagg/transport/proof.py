@@ -137,12 +137,12 @@ class FirstCome:
         self._invited, self._digests = invited, dict(known)
         self._shown = shown
         self._owners = {digest: client for client, digest in known.items()}
-        self._free, self._returned = self._names(), set[ClientId]()
+        self._free, self._returned, self._claims = self._names(), set[ClientId](), 0
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         self._begin(shown)
         is_known = client in self._digests
-        if not is_known and (len(self._digests) >= _NAMES if self._invited is None else client not in self._invited):
+        if not is_known and (self._claims >= _NAMES if self._invited is None else client not in self._invited):
             return False
         digest = hashlib.sha256(proof).digest()
         if not is_known:
@@ -172,6 +172,7 @@ class FirstCome:
 
     def _claim(self, client: ClientId, digest: bytes) -> None:
         self._digests[client] = digest
+        self._claims += 1  # Also of names that were released: their clients are remembered elsewhere.
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:
@@ -182,6 +183,7 @@ class FirstCome:
         if shown != self._shown:
             self._shown = shown
             self._free = self._names()
+            self._claims = 0
             self._returned.clear()
             self._digests.clear()
             self._owners.clear()

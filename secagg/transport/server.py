@@ -272,6 +272,8 @@ class SumServer:
             return self._told_of(request, found)
         conductor, client = found
         await conductor.leave(client)
+        if client in conductor.exchange.away:
+            self._members.get(conductor.description.session, {}).pop(client, None)
         return _response(Verdict(Answer.AGAIN))
 
     async def progress(self, request: Request) -> Response:

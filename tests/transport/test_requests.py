@@ -10,6 +10,7 @@ import logging
 import re
 from argparse import Namespace
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -457,6 +458,16 @@ async def test_a_client_is_not_led_on(
 def test_a_description_that_is_none_is_refused(encoded: bytes) -> None:
     with pytest.raises(MalformedMessage, match="not a session description"):
         SessionDescription.decode(encoded)
+
+
+def test_terms_of_any_depth_are_read_or_refused() -> None:
+    """Some depths can be decoded, but not encoded again, and their error would not be a refusal."""
+    said = {"session": "0" * 32, "protocol": "x", "task": "t", "round_number": "1", "answer_bytes": 1, "form": 3}
+    for depth in range(900, 1000):
+        for begin, end in (("[", "]"), ('{"a": ', "}")):
+            terms = f'{{"a": {begin * depth}1{end * depth}}}'
+            with suppress(MalformedMessage):
+                SessionDescription.decode(json.dumps(said | {"terms": terms}).encode())
 
 
 def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> None:

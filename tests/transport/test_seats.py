@@ -148,13 +148,52 @@ async def test_who_comes_and_goes_costs_no_memory_and_sees_no_result_of_its_succ
             assert (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0], proof))).status_code == 200
             await http.request("DELETE", f"{base}/client", headers=headers_of(CLIENTS[0], proof))
         (known,) = server._members.values()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        assert len(known) == 1
+        assert not known
         for client in CLIENTS:
             await http.post(f"{base}/answers/0", content=answer_of(client, session), headers=headers_of(client))
         await running
         assert (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0]))).json() == RESULT
         for proof in visits:
             assert "mean" not in (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0], proof))).text
+
+
+async def test_a_visitor_that_left_before_it_sent_anything_sees_no_result() -> None:
+    """Nobody takes its name after it, so nobody takes its place among those that the result is shown to."""
+    server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
+    async with in_memory(server) as http:
+        session, description = plain_session(), server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(session, description, keep=kept))
+        await until(lambda: server.is_open)
+        base, left = f"/v1/sessions/{description.session}", headers_of(CLIENTS[4], LATE)
+        assert (await http.get(f"{base}/message", headers=left)).status_code == 200
+        await http.request("DELETE", f"{base}/client", headers=left)
+        for client in CLIENTS[:4]:
+            await http.post(f"{base}/answers/0", content=answer_of(client, session), headers=headers_of(client))
+        await running
+        assert (await http.get(f"{base}/message", headers=headers_of(CLIENTS[0]))).json() == RESULT
+        assert "mean" not in (await http.get(f"{base}/message", headers=left)).text
+
+
+async def test_who_comes_and_goes_under_ever_other_names_is_refused_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where any name is taken, a client that gives its name back has used it up."""
+    monkeypatch.setattr("secagg.transport.proof._NAMES", 50)
+    server = SumServer(limits=quick_limits())
+    async with in_memory(server) as http:
+        description = server.description(SUBJECT, "plain")
+        running = asyncio.create_task(server.run(plain_session(), description))
+        await until(lambda: server.is_open)
+        base, taken = f"/v1/sessions/{description.session}", 0
+        for number in range(100):
+            headers = headers_of(ClientId(number))
+            taken += (await http.get(f"{base}/progress", headers=headers)).status_code == 200
+            await http.request("DELETE", f"{base}/client", headers=headers)
+        assert taken == 50
+        assert server.current is not None
+        assert len(server.current.exchange.away) == 50
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_client_that_left_is_waited_for_no_longer_than_any_other() -> None:
