@@ -1,4 +1,4 @@
-"""The paper's size cells, the rules that give them, and the two accountings of a layout."""
+"""The paper's size cells, their rules, and the two accountings of a layout."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ COINS = InsecureSeededCoins(b"nothing is drawn")
 SEED = bytes(range(32))
 CORNERS = Codebook(np.array([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [0.5, -0.5]]))
 LARGEST = 2**24 - 1
-"""The greatest number of steps that a value of a codebook has."""
+"""Maximum number of steps of a codebook's value."""
 Tensor = npt.NDArray[Any]
 Update = dict[str, Tensor]
 
@@ -59,7 +59,7 @@ def quantizer(shape: tuple[int, ...] = (3, 4), *codebooks: Codebook) -> ProductQ
 
 
 def all_of(decoder: ProductQuantization, codeword: int, weight: int) -> Aggregate:
-    """Return the aggregate in which everybody chose one codeword for every block, in every stage."""
+    """Return the aggregate in which all clients chose one codeword for every block and stage."""
     histograms = list[npt.NDArray[np.uint64]]()
     for codebook in decoder.codebooks:
         histogram = np.zeros((decoder.blocks, codebook.codewords), dtype=np.uint64)
@@ -94,7 +94,7 @@ def test_the_largest_value_uses_all_bits_of_its_grid() -> None:
 
 
 def test_stages_are_added_in_the_order_of_the_histograms() -> None:
-    # In float64, adding 2^53 first loses what adding it last keeps.
+    # In float64, the result depends on whether 2^53 is added first or last.
     stages = [Codebook(np.array([[value], [0.0]])) for value in (2.0**53, 1.0, 1.0, -(2.0**53))]
     for order in ((0, 1, 2, 3), (1, 2, 0, 3), (0, 3, 1, 2)):
         decoder = quantizer((1, 1), *(stages[at] for at in order))
@@ -122,7 +122,7 @@ def test_a_ring_has_room_for_everybody_at_either_end_and_no_bit_more(weight: int
 
 def test_one_client_more_than_the_rings_were_made_for_is_refused() -> None:
     decoder = quantizer((1, 2), Codebook(np.array([[0.5], [-0.5]])))
-    # Half is 2^23 steps of 2^-24, and 2^23 of them in 4 bits more are seven clients' at most.
+    # A half is 2^23 steps of 2^-24, and 4 more bits hold at most seven clients' halves.
     bits = 27
     summed = summed_layout(decoder.layout, decoder.tables, 7)
     assert decoder.tables[0][0].largest == 2**23
@@ -149,7 +149,7 @@ SHAPES = {
 
 
 def planned(epoch: int = 0) -> ModelUpdate:
-    """Return a small model as it is planned: two stages for a convolution, one for a layer, biases in fixed point."""
+    """Return a plan of a small model: two stages for a convolution, one for a layer, biases in fixed point."""
     plan = UpdatePlan(
         shapes=SHAPES,
         plain=Plain(clip=4.0, fraction_bits=12, modulus_bits=32),
@@ -211,7 +211,7 @@ def test_a_summed_layout_of_a_model_has_a_ring_for_each_codebook_and_keeps_the_o
     tables = [table for some in MODEL.tables for table in some]
     bits = [segment.modulus_bits for segment in (*rings[:3], *rings[5:])]
     assert bits == [(100 * table.largest).bit_length() + 1 for table in tables]
-    # What was learned has its largest value somewhere in the upper half of 24 bits.
+    # The largest learned value is in the upper half of 24 bits.
     assert all(24 + 6 < width <= 24 + 8 for width in bits)
 
 

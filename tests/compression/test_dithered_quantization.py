@@ -1,4 +1,4 @@
-"""Dithered quantization against exact fractions: the laws, the room for rounding, and everything refused."""
+"""Dithered quantization against exact fractions: the laws, the margin for rounding, and everything refused."""
 
 from fractions import Fraction
 from typing import Any
@@ -101,7 +101,7 @@ def test_the_error_of_a_sum_is_that_of_uniform_dither_wherever_values_lie_betwee
     decoder = scheme(shape=(size,), scale=1.0, fine_bits=8, modulus_bits=12)
     update = np.full(size, place)
     error = decoder.decode(rounded_sum(decoder, update, clients, b"between")).astype(np.float64) - clients * place
-    # Six deviations of a mean of that many errors, and of their squares.
+    # Six standard deviations of the mean of this many errors, and of their squares.
     assert abs(error.mean()) < 6 * (clients / 12 / size) ** 0.5
     assert error.std() == pytest.approx((clients / 12) ** 0.5, rel=0.03)
 
@@ -109,7 +109,7 @@ def test_the_error_of_a_sum_is_that_of_uniform_dither_wherever_values_lie_betwee
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("fine_bits", [1, 4, 8, 12])
 def test_no_rounding_moves_a_full_sum_out_of_the_ring(fine_bits: int, sign: int) -> None:
-    """Rule D18: a ring that is tight for the values alone decodes half of all sums as another sign."""
+    """Rule D18: a ring without a margin for rounding decodes half of all full sums with the wrong sign."""
     decoder = scheme(bits=2, fine_bits=fine_bits, modulus_bits=5)
     clients = decoder.capacity
     total = rounded_sum(decoder, np.full(3, sign * 1e9), clients, b"full")

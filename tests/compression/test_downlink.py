@@ -93,7 +93,7 @@ def test_sums_of_several_bits_take_little_more_than_their_entropy(deviation: flo
 
 
 def test_tables_are_whole_numbers_that_are_pinned() -> None:
-    """Made by integers alone; a change of these digests is another format."""
+    """Only integers make them; a change of these digests is another format."""
     digest = hashlib.sha256()
     for level in EVERY:
         model = table_of(level)
@@ -159,7 +159,7 @@ def test_a_slow_decoder_of_one_value_at_a_time_agrees() -> None:
 
 
 def require_canonical(data: bytes, count: int) -> bool:
-    """Refused, or the very bytes that its values are encoded to."""
+    """Whether data is refused or is the encoding of its values."""
     try:
         sums = decode_sums(data, count)
     except MalformedMessage:
@@ -227,7 +227,7 @@ def test_a_state_below_its_interval_is_refused() -> None:
 
 
 def test_a_variance_that_is_not_that_of_the_values_is_refused() -> None:
-    """With the table of the next level the same values have other bytes, which a lax decoder would take."""
+    """The next level's table gives the same values other bytes, which a lax decoder would accept."""
     sums = skellam(0.2, 100)
     level = level_of(sums.astype(np.int32))
     model = table_of(level + 1)
@@ -307,7 +307,7 @@ def test_rounding_is_unbiased_and_within_a_step() -> None:
 
 
 def test_a_held_model_is_rounded_to_itself() -> None:
-    """So nothing is lost where a round changes nothing, and a model that comes back from a file is still held."""
+    """A round without changes loses nothing, and a model restored from a file is still held."""
     model = held(round_number=3)
     again = held(model.values, round_number=9)
     assert np.array_equal(again.values, model.values)
@@ -361,7 +361,7 @@ def test_a_downlink_sum_moves_the_model_by_the_decoded_mean() -> None:
 
 @pytest.mark.parametrize("sizes", [(500, 2600), (1024, 1024), (513,), (9000, 1)])
 def test_whole_numbers_are_turned_back_alike_in_any_order(sizes: tuple[int, ...]) -> None:
-    """A sum in float64 of any order, with one rounding for each factor, is what another machine would have."""
+    """A float64 sum in any order, with one rounding per factor, is the same on every machine."""
     made = code(2, sizes)
     aggregate = summed(made)
     signs = made.signs(aggregate).astype(np.float64)
@@ -391,7 +391,7 @@ def test_a_downlink_sum_takes_less_than_a_bit_a_weight() -> None:
 
 
 def test_the_next_model_is_pinned() -> None:
-    """As every machine has it: integers, and one operation of float32 after another."""
+    """It is the same on every machine: integers, and single float32 operations."""
     model, _ = tell(held(np.linspace(-1, 1, COUNT, dtype=np.float32)), 0)
     assert hashlib.sha256(model.codes.tobytes() + model.steps.astype(">f4").tobytes()).hexdigest() == PINNED
 

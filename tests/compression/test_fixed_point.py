@@ -1,4 +1,4 @@
-"""Fixed-point encoding against exact fractions: the law of the contract, the error bound, and everything refused."""
+"""Fixed-point encoding against exact fractions: the contract's law, the error bound, and all refusals."""
 
 import hashlib
 import math

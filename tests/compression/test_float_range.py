@@ -1,4 +1,4 @@
-"""Every sum within a capacity is finite: a coarse scale costs capacity, or is refused."""
+"""Every sum within a capacity is finite: a coarse scale reduces the capacity, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers pass through a ring unchanged: the laws of the contract, exact sums, and what is refused."""
+"""Integers pass through a ring unchanged: the contract's laws, exact sums, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A whole model as one update: the kit, segments put together, and everything that is refused, by name."""
+"""A whole model as one update: the conformance laws, merged segments, and refusals by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -94,7 +94,7 @@ def aggregate(decoder: ModelUpdate, *clients: Mapping[str, Tensor], weights: lis
 
 
 def expected(update: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Clip what quantizers and fixed point clip, and drop what the mask removes."""
+    """Clip values like quantizers and fixed point, and drop masked ones."""
     wide = {name: tensor.astype(np.float64) for name, tensor in update.items()}
     pruning = schemes()["fc.weight"][1]
     assert isinstance(pruning, RandomPruning)
@@ -329,7 +329,7 @@ def test_a_name_that_stands_twice_is_refused() -> None:
 
 
 class Outsider:
-    """A scheme from elsewhere: integers as they are, whatever the shape."""
+    """A custom scheme: unchanged integers of any shape."""
 
     capacity = 100
 

@@ -1,4 +1,4 @@
-"""Plans for a model's tensors: defaults, calibration, refreshes, the broadcast in bytes, and what a round costs."""
+"""Plans for a model's tensors: defaults, calibration, refreshes, the broadcast in bytes, and a round's costs."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ def plan(compressed: Recipe = EIGHT_BITS, **changes: Any) -> UpdatePlan:
 
 
 def sample(scale: float = 1.0, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> dict[str, Tensor]:
-    """Return bell-shaped values that a name determines."""
+    """Return normal values derived from a name."""
     generators = {name: np.random.default_rng(list(name.encode())) for name in shapes}
     return {
         name: (generators[name].standard_normal(shape) * scale / 8).astype(np.float32) for name, shape in shapes.items()
@@ -263,7 +263,7 @@ def test_codebooks_begin_where_the_last_ones_ended() -> None:
         ).layout
         for previous in (former, None)
     ]
-    # All blocks of so small a tensor are in the sample and no place is empty, so the seed decides nothing.
+    # All blocks of such a small tensor are in the sample and no place is empty, so the seed has no effect.
     assert scheme_of(warm, "conv.weight").layout == by_hand[0] != by_hand[1]
     assert scheme_of(cold, "conv.weight").layout != scheme_of(warm, "conv.weight").layout
 
@@ -313,7 +313,7 @@ def test_masks_and_signs_are_drawn_anew_and_hashes_stay() -> None:
 
 
 def whole(code: Callable[[JoinedRotation], LinearDecoder[Any]]) -> Recipe:
-    """Return the recipe of a code of one vector, with a scale of its own for its last values."""
+    """Return the recipe of a code of one vector, with a separate scale for its last values."""
 
     def made(place: PublicStream) -> LinearDecoder[Any]:
         stream = replace(place, shape=(place.size,))

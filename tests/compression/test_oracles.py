@@ -1,7 +1,7 @@
-"""The oracles: inputs and outputs that the paper's simulator, or arithmetic, gives; every binding case must hold.
+"""The oracles: inputs and outputs from the paper's simulator or from arithmetic; every binding case must hold.
 
-The cases are those of ``tests/vectors/compression/oracles.json`` and, where SECAGG_ORACLES names another file of the
-same form, that file's as well. A kind of case is one function here, from a case's input to what it expects.
+The cases are in ``tests/vectors/compression/oracles.json`` and, if SECAGG_ORACLES names another file of the same form,
+in that file. Each kind of case has one function here, from a case's input to the expected output.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ KINDS: dict[str, Callable[..., Results]] = {
     "fedavg": fedavg,
 }
 KEYS_FROM_EXPECTED = (prune_kept_count, pq_geometry, upload_sizes)
-"""These say in what they expect for which parameters to compute it."""
+"""Kinds whose expected output names the parameters to compute."""
 
 
 def check(case: Case) -> None:
@@ -298,7 +298,7 @@ def check(case: Case) -> None:
 
 
 def allowed(key: str, expected: Any, tolerance: Case) -> float:
-    """Return the absolute tolerance of a quantity, by its own name or the case's common one."""
+    """Return the absolute tolerance of a quantity: its own or the case's common one."""
     if f"{key}_rel" in tolerance:
         return float(tolerance[f"{key}_rel"] * abs(expected))
     return float(tolerance.get(f"{key}_abs") or tolerance.get("abs") or 0.0)
@@ -315,7 +315,7 @@ def compare(computed: Any, expected: Any, tolerance: float, place: str) -> None:
 
 
 def children_of(tree: Any) -> dict[Any, Any] | None:
-    """Return what a list or an object holds, by index or name, and nothing for a number or a truth value."""
+    """Return the items of a list or an object by index or name; None for a number or a boolean."""
     match tree:
         case dict():
             return dict(cast("Mapping[Any, Any]", tree))
@@ -340,7 +340,7 @@ def test_the_case_would_notice_another_result(case: Case) -> None:
 
 
 def spoil(tree: Any, key: Any) -> None:
-    """Change the last number or truth value below a key."""
+    """Change the last number or boolean below a key."""
     children = children_of(tree[key])
     if children is None:
         tree[key] = not tree[key] if type(tree[key]) is bool else tree[key] + 1

@@ -1,4 +1,4 @@
-"""Overflow: the margin of ceil(log2 N) bits is sufficient and tight, and what a narrower ring costs."""
+"""Overflow: the margin of ceil(log2 N) bits is sufficient and tight; the cost of a narrower ring."""
 
 import math
 from itertools import product
@@ -49,7 +49,7 @@ def test_the_margin_is_tight(bits: int) -> None:
         decoded, true = decoded_and_true(bits, narrower, least)
         assert overflowed(true, narrower).tolist() == [True]
         assert decoded.tolist() != true.tolist()
-        # Up to the capacity of the narrower ring nothing leaves it, and one client more is one too many.
+        # Up to the narrower ring's capacity nothing overflows; one more client overflows it.
         just_fits = 1 << (narrower - bits)
         assert overflowed(np.array([-just_fits << (bits - 1)]), narrower).mean() == 0.0
         assert overflowed(np.array([-(just_fits + 1) << (bits - 1)]), narrower).mean() == 1.0

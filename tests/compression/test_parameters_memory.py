@@ -1,4 +1,4 @@
-"""Public parameters from a stranger: what a short message makes its reader allocate, for every scheme that travels."""
+"""Public parameters from an untrusted party: the memory that a short message can make its reader allocate."""
 
 import struct
 import tracemalloc
@@ -32,7 +32,7 @@ VALUES = 1 << 24
 SHAPE = (VALUES >> 8, 1 << 8)
 SEED = bytes(range(32))
 MOST = 1 << 20
-"""What reading may take, and refusing an update: a sixteenth of a byte a value."""
+"""Maximum memory for reading, and for refusing an update: a sixteenth of a byte per value."""
 Scheme = LinearDecoder[Any]
 
 
@@ -94,7 +94,7 @@ def test_every_scheme_that_travels_is_in_the_table() -> None:
 def test_a_short_message_allocates_nothing_by_the_numbers_in_it(tag: Tag) -> None:
     message = broadcast(SCHEMES[tag]())
     assert len(message) < 200
-    # The scheme stands behind the tensor's name and shape, and begins with its tag.
+    # The scheme follows the tensor's name and shape, and begins with its tag.
     assert message[len(broadcast_head()) :][0] == tag
 
     def read() -> None:
@@ -102,7 +102,7 @@ def test_a_short_message_allocates_nothing_by_the_numbers_in_it(tag: Tag) -> Non
         assert update.capacity > 0
         has_table = tag in {Tag.LEVELS, Tag.PEAK, Tag.PRODUCT_QUANTIZATION, Tag.VOTES}
         assert len(update.tables) == has_table
-        # The client's own model is small: that is found before anything is made for the large one.
+        # The client's own model is small, which is checked before anything is allocated for the large one.
         with pytest.raises(Misuse, match="expected an array"):
             update.encode({"w": np.zeros((2, 2), np.float32)}, InsecureSeededCoins(b"coins"))
 
@@ -117,7 +117,7 @@ def broadcast_head() -> bytes:
 
 
 def test_a_table_larger_than_what_it_sketches_is_refused_where_it_is_read() -> None:
-    """A client would make the table of its own small tensor."""
+    """Otherwise a client would allocate the table for its small tensor."""
 
     def message(length: int) -> bytes:
         scheme = CountSketch(length=length, rows=2, columns=MOST_FILLED, seed=SEED, inner=fixed(2 * MOST_FILLED))

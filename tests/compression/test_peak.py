@@ -1,4 +1,4 @@
-"""The peak code: it is what its definition says, unbiased over rotations for dense updates, and as noisy as its law."""
+"""The peak code: it matches its definition, is unbiased over rotations for dense updates, and has the law's noise."""
 
 import math
 from typing import Any
@@ -40,7 +40,7 @@ def code(places: int = 5, unit: float = 2.0, **changes: Any) -> PeakCode:
 
 
 def farthest(update: Any) -> float:
-    """No decoded update is farther away than both are long; what it is instead is for the tests below."""
+    """Bound the error by the sum of both lengths; the tests below check the decoded values."""
     return float(np.linalg.norm(update.astype(np.float64))) + code(**SCALES).largest_norm
 
 
@@ -101,7 +101,7 @@ CODE_OF_LEVELS = Candidate(
     name="levels",
     make=lambda: leveled(**SCALES),
     updates=arrays(np.float32, 19, elements={"min_value": -8.0, "max_value": 8.0}),
-    # What a decoded direction is instead is for the tests below; none is farther away than both are long.
+    # The error is at most the sum of both lengths; the tests below check the decoded directions.
     error=lambda update: float(np.linalg.norm(update.astype(np.float64))) + leveled(**SCALES).largest_norm,
     bad_updates={"two dimensions": np.zeros((19, 1)), "integers": np.zeros(19, dtype=np.int64)},
     others={
@@ -135,7 +135,7 @@ def test_it_is_the_place_and_the_sign_of_the_largest_of_each_block(places: int, 
 
 
 def test_a_sum_is_decoded_block_by_block() -> None:
-    """By a plain calculation: signs counted one by one, times the gain, through a dense matrix."""
+    """Compare with a plain calculation: signs counted one by one, times the gain, through a dense matrix."""
     made = code(5, unit=3.0, **SCALES)
     updates = normal(19, 6)
     payloads = [made.encode(update, COINS) for update in updates]
@@ -165,7 +165,7 @@ def test_the_rotation_keeps_lengths_and_is_taken_back() -> None:
 @pytest.mark.parametrize("at", [0, 40_000, 69_999])
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_strange_value_anywhere_counts_as_zero_or_the_limit(at: int, strange: float) -> None:
-    """An update is looked at piece by piece."""
+    """An update is processed in pieces."""
     turn, update = rotation(70_000, 16), np.zeros(70_000, np.float32)
     update[at] = strange
     turned = turn.turned(update)
@@ -210,7 +210,7 @@ def test_square_root_scales_have_the_least_noise() -> None:
     assert noise(best) < noise(np.ones(3)) / 4
     assert noise(best) < noise(sides) / 4
     assert square_root_scales((3, 4), (0.0, 0.0)) == (1.0, 1.0)
-    # What hardly moved is not divided by nearly nothing.
+    # A tensor that hardly changed is not divided by almost zero.
     assert square_root_scales((1, 1), (2.0, 0.0))[1] == pytest.approx(math.sqrt(1e-3))
 
 
@@ -229,7 +229,7 @@ def test_the_sensitivity_is_that_of_its_table() -> None:
 
 @pytest.mark.parametrize("client", ["honest", "one"])
 def test_a_checked_length_scales_a_mean_by_little(client: str) -> None:
-    """One client of twenty says that it is as long as can be: the mean grows by 4 / N, whatever it says."""
+    """One client of twenty reports the maximum length: the mean grows by at most 4 / N."""
     levels = norm_levels(1, references=True)
     lengths = [1.0] * 20 if client == "honest" else [1.0] * 19 + [1e9]
     payloads = [levels.encode(np.array([[length]]), COINS) for length in lengths]
@@ -243,7 +243,7 @@ def test_the_most_places_are_encoded_and_counted() -> None:
     payload = made.encode(update, COINS)
     assert made.layout.segments[0].ring.modulus_bits == 16
     decoded = made.decode(ideal_aggregate(made.layout, [payload]))
-    # The last block is shorter, and each keeps a part of its own.
+    # The last block is shorter, and has a different kept share.
     assert float(np.linalg.norm(decoded)) == pytest.approx(made.largest_norm, rel=0.05)
     with pytest.raises(InvalidParameters, match=f"at most {MOST_SUMMED_PLACES} places"):
         _ = made.tables
@@ -268,7 +268,7 @@ def test_parameters_out_of_range_are_refused(changes: dict[str, Any], match: str
 
 
 def test_an_update_of_almost_infinite_length_votes_for_the_greatest() -> None:
-    """Each of its values is a float32, and its length is none."""
+    """Each of its values fits float32, but its length does not."""
     known = KnownLengths(sizes=(64,))
     rotation = known.rotation(PublicStream(seed=SEED, round_number=0, tensor_name="all", shape=(64,)))
     longest = np.zeros(64, np.float32)
@@ -307,7 +307,7 @@ def test_one_lie_holds_the_rate_between_its_bounds_and_for_a_few_probes() -> Non
     for _ in range(6):
         lied = lied.after((1.0, 1.02, 1.02), 0.5)
     assert lied.noise(20) > honest.noise(20) / 3
-    # A lie the other way lasts until somebody tells the truth.
+    # A false short length lasts until a client reports a true one.
     lied = honest.after((1024.0, 0.0, 0.0), 0.5)
     assert lied.noise(20) == peak_noise(places_for(20), 20)
     assert lied.after((1.0, 1.02, 1.02), 0.5).noise(20) == honest.noise(20)

@@ -210,7 +210,7 @@ def test_a_refresh_begins_where_the_codebooks_were() -> None:
     warm = calibrate(sample, block_size=4, codewords=16, seed=SEED, iterations=1, stages=2, previous=cold)
     assert warm.layout != cold.layout
     for before, after in zip(cold.codebooks[:1], warm.codebooks[:1], strict=True):
-        # Every codeword moved a little, and none changed places with another.
+        # Every codeword moved a little, and none swapped places.
         gaps = np.square(before.values[:, None] - after.values[None]).sum(axis=2)
         assert gaps.argmin(axis=1).tolist() == list(range(16))
     assert relative_error(warm, sample) < relative_error(cold, sample)

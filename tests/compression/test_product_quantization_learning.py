@@ -1,4 +1,4 @@
-"""Codebooks: their grid and encoding, k-means, and the sample that it sees."""
+"""Codebooks: their grid and encoding, k-means, and its sample."""
 
 import hashlib
 import struct
@@ -42,7 +42,7 @@ def test_as_many_constant_groups_as_codewords_are_found(seed: bytes) -> None:
 
 @pytest.mark.parametrize("keep_zero", [True, False])
 def test_every_codeword_is_the_nearest_of_some_blocks(keep_zero: bool) -> None:  # noqa: FBT001
-    # Most blocks lie close together, so that many of the first codewords lose theirs to others.
+    # Most blocks are close together, so many of the first codewords lose their blocks to others.
     blocks = np.concatenate([clouds(np.array([[1.0, 1.0]]), 5000, 0.01), clouds(np.eye(2) * 50, 50, 9.0)])
     for number in range(5):
         found = learn_codewords(blocks, 64, seed=bytes([number]) * 32, iterations=3, keep_zero=keep_zero)

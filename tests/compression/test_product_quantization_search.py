@@ -22,7 +22,7 @@ from secagg.errors import InvalidParameters
 
 Floats = npt.NDArray[np.floating[Any]]
 SPARE = 2.0**-17
-"""What the bits of the index may hide of a gain."""
+"""Precision of a gain that the index bits may take."""
 
 
 def spread(rows: int, size: int, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -31,7 +31,7 @@ def spread(rows: int, size: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def squared_distances(blocks: Floats, codewords: Floats) -> npt.NDArray[np.float64]:
-    """Return them without a cancellation, a block in each row and a codeword in each column."""
+    """Return the distances without cancellation, with a block in each row and a codeword in each column."""
     wide = [array.astype(np.float64) for array in (blocks, codewords)]
     return np.stack([np.square(wide[0] - codeword).sum(axis=1) for codeword in wide[1]], axis=1)
 
@@ -135,7 +135,7 @@ def test_a_value_that_is_not_finite_or_far_too_large_is_clamped_wherever_it_stan
 
 
 def test_rows_of_gains_are_no_multiple_of_a_page() -> None:
-    """Rows that begin at one place of their pages share a few sets of the first-level cache."""
+    """Rows that begin at the same offset of their pages share a few sets of the first-level cache."""
     assert (CHUNK_BLOCKS * np.dtype(np.float32).itemsize) % 4096
     assert np.getbufsize() // 2 < CHUNK_BLOCKS
 

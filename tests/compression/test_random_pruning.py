@@ -1,4 +1,4 @@
-"""Random pruning: golden masks, uniform masks, exact counts, and an inner scheme for what is kept."""
+"""Random pruning: golden masks, uniform masks, exact counts, and an inner scheme for kept values."""
 
 import hashlib
 import json
@@ -86,7 +86,7 @@ def test_the_scheme_keeps_the_law(candidate: Candidate, law: Law) -> None:
 
 
 def mask_by_definition(place: PublicStream, sparsity: Fraction, attempt: int) -> list[bool] | None:
-    """Follow the words of the module's documentation without numpy; None where the attempt does not decide."""
+    """Follow the words of the module's documentation without numpy; None if the attempt must be repeated."""
     size = prod(place.shape)
     kept = size - floor(sparsity * size)
     dimensions = b"".join(dimension.to_bytes(8, "big") for dimension in place.shape)
@@ -145,7 +145,7 @@ def test_a_boundary_between_equal_words_is_decided_by_the_next_attempt(monkeypat
 
     monkeypatch.setattr(PublicStream, "read", read)
     assert pruning_mask(stream(shape=(4,)), "0.25").tolist() == [True, True, True, False]
-    # Words that are equal within what is kept, or within what is not, decide as well as any.
+    # Equal words that are all kept, or all removed, need no new attempt.
     assert pruning_mask(stream(shape=(4,)), "0.5").tolist() == [True, False, False, True]
     assert attempts == [0, 0, 1]
 

@@ -1,4 +1,4 @@
-"""Codes of rotated values: unbiased over the rotations, as noisy as they say, and without a direction for zeros."""
+"""Codes of rotated values: unbiased over the rotations, with the declared noise, and without a direction for zeros."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ COINS = InsecureSeededCoins(b"for zeros alone")
 
 @dataclass(frozen=True)
 class Code:
-    """A code for updates of length 1, and the noise that it says a mean has."""
+    """A code for updates of length 1, and its declared noise of a mean."""
 
     make: Callable[[JoinedRotation], Any]
     noise: Callable[[int], float]
@@ -75,7 +75,7 @@ def test_it_is_unbiased_over_the_rotations(name: str) -> None:
     update[:5] = 0.2  # A few large values, which the rotation spreads.
     update /= np.float32(np.linalg.norm(update))
     found = np.mean([CODES[name].mean(update[np.newaxis], number, 512) for number in range(rounds)], axis=0)
-    # Along the update itself an estimate is off by less than its own noise, which the sum over rotations shrinks.
+    # Along the update, an estimate's error is below its noise, which averaging over rotations reduces.
     assert found @ update == pytest.approx(1, abs=0.03)
     assert float(np.square(found - update).sum()) < 2 * CODES[name].noise(1) / rounds + 4e-4
 
@@ -94,7 +94,7 @@ def test_the_noise_is_what_is_said(name: str, cohort: int) -> None:
 @pytest.mark.parametrize("cohort", [5, 20, 100])
 @pytest.mark.parametrize("places", [8, 16, 64, 256, 1024])
 def test_the_law_of_few_bits_is_near_the_noise_of_peaks(places: int, cohort: int) -> None:
-    """R is 0.5, 0.31, 0.11, 0.035 and 0.011 bits a value."""
+    """R is 0.5, 0.31, 0.11, 0.035 and 0.011 bits per value."""
     assert law(cohort, math.log2(2 * places) / places) == pytest.approx(peak_noise(places, cohort), rel=0.1)
 
 

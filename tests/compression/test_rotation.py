@@ -1,4 +1,4 @@
-"""The random rotation: it is one, its signs are golden, it adds up, and one scale fits every client after it."""
+"""The random rotation: it is orthonormal and linear, its signs are golden, and one scale then fits every client."""
 
 import hashlib
 import math
@@ -47,7 +47,7 @@ def hadamard(size: int) -> npt.NDArray[np.float64]:
     return np.array([[(-1.0) ** (row & column).bit_count() for column in range(size)] for row in range(size)])
 
 
-# The error of the inner scheme has the same norm after turning it back, and a coordinate is at most the norm.
+# The inner scheme's error keeps its norm when rotated back, and a coordinate is at most the norm.
 FIXED = Candidate(
     name="rotation_of_fixed_point",
     make=scheme,
@@ -113,7 +113,7 @@ def test_the_columns_that_are_transformed_together_change_nothing(block: int, mo
     update = np.sin(np.arange(330.0) ** 2).reshape(10, 33)
     whole = decoder.rotate(update)
     monkeypatch.setattr(rotation_module, "_ELEMENTS", block)
-    # Products of matrices of another width may be added up in another order.
+    # Matrix products of another width may be summed in another order.
     assert np.allclose(decoder.rotate(update), whole, rtol=0, atol=1e-14)
 
 
@@ -137,7 +137,7 @@ def test_a_single_large_coordinate_is_spread_over_its_block(block_size: int) -> 
 
 
 def test_one_scale_fits_every_client() -> None:
-    # Every client's norm sits in other coordinates, and the public sample's in yet others.
+    # Each client's norm is in different coordinates, and so is the public sample's.
     size, clients = 4096, 8
     updates = np.zeros((clients, size), dtype=np.float32)
     for client in range(clients):
@@ -166,7 +166,7 @@ def test_a_block_is_a_power_of_two(bad: Any) -> None:
 
 
 class Constant:
-    """An inner scheme of zeros, which decodes as many as it is told."""
+    """An inner scheme that encodes zeros and decodes a given number of values."""
 
     capacity = 1
 

@@ -1,4 +1,4 @@
-"""Clipped, turned and rounded updates: bounded, unbiased, and as far apart from the plain sum as steps are."""
+"""Clipped, rotated and rounded updates: bounded, unbiased, and within steps of the plain sum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTH, CLIP = 19, 4.0
 
 
 def small(**changes: Any) -> RoundedRotation:
-    """Return a code of few values and a wide ring, for the laws that every scheme keeps."""
+    """Return a code of few values and a wide ring, for the laws of every scheme."""
     stream = {name: changes.pop(name) for name in ("seed", "round_number", "block_size") if name in changes}
     chosen: dict[str, Any] = {"clip": CLIP, "l2_bound": 4000, "modulus_bits": 24, "clients": 20, **changes}
     return RoundedRotation(rotation=rotation(LENGTH, **stream), **chosen)

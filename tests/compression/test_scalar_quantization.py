@@ -136,7 +136,7 @@ def test_a_code_is_the_nearest_one_up_to_one_rounding_of_a_float(
 
 @pytest.mark.parametrize("scale", [91 / 128, 115 / 2**20, 77.0])
 def test_every_tie_of_the_most_bits_goes_to_the_even_code(scale: float) -> None:
-    # Products with a scale of seven bits are float32, so these are ties; a reciprocal would push some to a side.
+    # Products with a scale of seven bits fit float32, so these are ties; a reciprocal would break some.
     whole = np.arange(-(1 << 15), (1 << 15) - 1)
     update = ((whole + 0.5) * scale).astype(np.float32)
     decoder = scheme(shape=whole.shape, bits=16, modulus_bits=16, scales=(scale,))
@@ -239,7 +239,7 @@ def test_a_decoded_sum_is_the_scale_times_the_exact_integer(data: st.DataObject,
     for position in (0, 1):
         summed = sum(weight * client[position] for weight, client in zip(weights, clients, strict=True))
         exact = Fraction(scale) * (summed - zero_point * sum(weights))
-        # One rounding of the product, and a second one from float64 to float32 where the ring is wide.
+        # One rounding of the product, and a second from float64 to float32 if the ring is wide.
         assert abs(Fraction(float(total[position])) - exact) <= abs(exact) * Fraction(1 + 2**-20) / (1 << 24)
 
 
@@ -262,7 +262,7 @@ def test_a_sum_beyond_the_margin_is_decoded_on_request_alone() -> None:
     decoder = scheme(modulus_bits=6, scales=(1.0,), wrapping_weight=9)
     assert (decoder.margin, decoder.capacity) == (4, 9)
     update = np.array([-8.0, 7.0, 1.0])
-    # -72 and 63 leave a ring of 6 bits and come back wrong by 64 steps; 9 does not leave it.
+    # -72 and 63 overflow a ring of 6 bits and are wrong by 64 steps; 9 does not overflow.
     assert decoded_sum(decoder, [update] * 9).tolist() == [-8.0, -1.0, 9.0]
     with pytest.raises(CapacityExceeded):
         decoded_sum(decoder, [update] * 10)

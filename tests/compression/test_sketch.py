@@ -1,4 +1,4 @@
-"""The linear sketch: codes of a few turned values, unbiased, as noisy as calculated, in rings that no sum leaves."""
+"""The linear sketch: codes of a few rotated values, unbiased, with the computed noise, in rings without overflow."""
 
 import math
 from typing import Any
@@ -84,7 +84,7 @@ def test_codes_are_the_values_rounded(bits: int) -> None:
 
 
 def test_rounding_keeps_what_it_is_said_to() -> None:
-    """By another way: a large sample of normal values."""
+    """Compare with a large sample of normal values."""
     (values,) = np.random.default_rng(3).standard_normal((1, 400_000))
     for bits in range(1, 5):
         step, keeps = normal_step(bits)
@@ -119,7 +119,7 @@ def test_the_size_follows_from_the_cohort() -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 def test_what_no_client_moves_is_moved_by_nobody(bits: int) -> None:
-    """Each client moves the same eight values of 4,096: most blocks of the rotation hold zeros alone."""
+    """Each client changes the same eight values of 4,096: most blocks of the rotation have only zeros."""
     cohort, size = 20, 4096
     made = sketch(size // 4, bits=bits, modulus_bits=12, unit=1.0, size=size, block_size=64)
     coins = [InsecureSeededCoins(number.to_bytes(2, "big")) for number in range(cohort)]

@@ -1,4 +1,4 @@
-"""Weights that multiply before rounding: examples that count, denominators, and updates that count nowhere."""
+"""Weights that multiply before rounding: counted examples, denominators, and updates that do not count."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_mean_is_weighted_and_an_update_without_examples_counts_nowhere(zero_p
 
 
 def test_a_failed_training_uploads_the_codes_of_zeros_and_not_ring_elements_of_zero() -> None:
-    """With a zero point of 37 a ring element of 0 stands for -0.37."""
+    """With a zero point of 37 a ring element of 0 represents -0.37."""
     made = codec(37)
 
     def fail() -> Update:
@@ -124,7 +124,7 @@ def test_examples_are_rounded_to_sixteenths_without_bias() -> None:
 
 @pytest.mark.parametrize("full", [16, 31, 47, 100, 320])
 def test_examples_have_no_more_sixteenths_than_sixteen_whatever_full_is(full: int) -> None:
-    """A server that chose 31 had steps of one, and of 100 a client with 100 counted as 96 or 100, for good."""
+    """Regression: a server that chose 31 had steps of one; with 100, a client with 100 counted as 96 or 100."""
     words = (np.arange(4096) << 20).tolist()
     found = {examples: [rounded_examples(examples, full, word) for word in words] for examples in range(1, full + 1)}
     assert len({one for some in found.values() for one in some}) <= 17
@@ -137,7 +137,7 @@ def outside(**_: Any) -> Any:
 
 
 def test_weights_need_random_rounding_and_no_indices() -> None:
-    """Rounded to the nearest code, a sum of 0.0071 was 0; a custom scheme is looked into, and so is a rotation."""
+    """With rounding to nearest, a sum of 0.0071 became 0; the check also looks inside custom schemes and rotations."""
     require_weighable(codec().schemes)
     nearest = codec(rounding=Rounding.NEAREST_EVEN).schemes
     stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="w", shape=(LENGTH,))
@@ -156,14 +156,14 @@ SIGNS = np.random.default_rng(1).choice([-0.01, 0.0, 0.01], 4000)
 
 
 def products(given: Any, examples: int = 70) -> Any:
-    """Return values times a weight, before the codec, in steps of the least distance between levels."""
+    """Return weighted values before the codec, in steps of the minimum distance between levels."""
     scheme = FixedPoint(length=len(given), clip=4.0, fraction_bits=16, modulus_bits=40)
     return weighted({"w": scheme, COUNTS: count_scheme(FULL, CLIENTS)}, {"w": given}, examples, SystemCoins())["w"]
 
 
 @pytest.mark.parametrize("base", [0.0, 1.0])
 def test_values_of_few_levels_stay_on_them_without_bias(base: float, caplog: pytest.LogCaptureFixture) -> None:
-    """Differences of float32 tensors straddle two steps, and are one level."""
+    """Differences of float32 tensors straddle two steps, but are one level."""
     start = base * np.random.default_rng(2).normal(size=4000).astype(np.float32)
     given = (start + SIGNS.astype(np.float32)) - start
     found = products(given) / 0.01
@@ -191,7 +191,7 @@ def test_other_values_are_multiplied_exactly(given: Any) -> None:
 
 @pytest.mark.parametrize("fraction_bits", [16, 30, 40])
 def test_levels_are_found_whatever_steps_a_server_chooses(fraction_bits: int) -> None:
-    """In finer steps no two values were the same, as training rounds them: all of four clients were named in 0.62."""
+    """In finer steps training's rounding made all values differ: all of four clients were identified in 0.62."""
     start = np.random.default_rng(2).normal(size=4000).astype(np.float32)
     given = (start + SIGNS.astype(np.float32)) - start
     scheme = FixedPoint(length=4000, clip=4.0, fraction_bits=fraction_bits, modulus_bits=64)
@@ -201,7 +201,7 @@ def test_levels_are_found_whatever_steps_a_server_chooses(fraction_bits: int) ->
 
 
 def test_levels_of_several_sizes_have_no_finer_steps_than_the_next_one() -> None:
-    """A server that sends a model of many magnitudes chooses how differences in 32 bits are rounded."""
+    """A server that sends a model of many magnitudes controls the rounding of 32-bit differences."""
     sizes = np.ldexp(1.0, -np.random.default_rng(6).integers(3, 15, 4000))
     given = sizes * np.sign(SIGNS)
     found = products(given) / sizes
@@ -210,9 +210,9 @@ def test_levels_of_several_sizes_have_no_finer_steps_than_the_next_one() -> None
 
 
 def test_levels_behind_a_rotation_stay_on_them() -> None:
-    """The sum is turned back by whoever decodes it: all of four clients were named in 0.53, with equal weights in 0.11.
+    """Decoding rotates the sum back: all of four clients were identified in 0.53, with equal weights in 0.11.
 
-    Of a scheme that has no step of its own, levels are looked for in steps of the largest value.
+    For a scheme without its own step, the search for levels uses steps relative to the largest value.
     """
     stream = PublicStream(seed=bytes(32), round_number=0, tensor_name="w", shape=(4000,))
     inner = FixedPoint(length=4096, clip=4.0, fraction_bits=16, modulus_bits=40)
@@ -224,7 +224,7 @@ def test_levels_behind_a_rotation_stay_on_them() -> None:
 
 
 def test_no_level_is_rounded_beyond_the_clip() -> None:
-    """A mean of 0.85 was found in the place of 0.9: multiples of 0.4 end at 1.2, which is cut off."""
+    """Regression: a mean of 0.9 became 0.85, because multiples of 0.4 end at 1.2, which is clipped."""
     found = np.clip(products(np.tile([0.4, 1.0, 0.0, -1.0, -0.4], 4000), 90).reshape(-1, 5), -1, 1).mean(axis=0)
     assert np.abs(found - [0.36, 0.9, 0, -0.9, -0.36]).max() < 0.02
 

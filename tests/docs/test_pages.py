@@ -1,4 +1,4 @@
-"""Every block of code of the documentation site runs, page by page, as its reader would run it."""
+"""Every code block of the documentation site runs, page by page, as a reader would run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.documents import blocks_of, run_page
 
 FOLDER = ROOT / "docs" / "pages"
 ELSEWHERE = {"tutorials/flower.md": "examples/flower_torch/README.md"}
-"""Pages that need another environment, and the document whose commands, all of theirs, a test runs there."""
+"""Pages that need another environment, with the document whose commands a test runs there."""
 ONE_LINE = "tutorials/nvflare.md"
 """Its files are those of the example, which `make nvflare` runs."""
 WRITTEN = {page.relative_to(FOLDER).as_posix(): page.read_text(encoding="utf-8") for page in FOLDER.rglob("*.md")}
@@ -23,7 +23,7 @@ LONGEST_CODE = 80
 
 
 def has_code(text: str) -> bool:
-    """Whether a page, as it is written or by what it asks for, has a block that somebody runs."""
+    """Whether a page has a block to run, written or requested."""
     return any(block.language in {"python", "console"} for block in blocks_of(text)) or "{{ file " in text
 
 
@@ -33,7 +33,7 @@ RUN = sorted(name for name, text in WRITTEN.items() if has_code(text) and name n
 @pytest.mark.site
 @pytest.mark.parametrize("name", RUN)
 def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
-    # What follows from the code alone is no block that runs, and takes time.
+    # Parts generated only from code have no block to run, and take time.
     text = re.sub(
         r"^ *\{\{ (?:plan|trust|sequence|states|settings|printed) .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE
     )
@@ -42,7 +42,7 @@ def test_every_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, repository: Path) -> None:
-    """Its files are those of the example, and its commands those that `tests/flower/test_torch_app.py` runs."""
+    """It has the example's files, and the commands that `tests/flower/test_torch_app.py` runs."""
     assert {block.language for block in blocks_of(WRITTEN[name])} <= {"diff", "text"}
     asked = re.sub(r"^\{\{ said .*\}\}$", "", WRITTEN[name], flags=re.MULTILINE)
     shown = [block for block in blocks_of(filled(name, asked)) if block.language not in {"diff", "text"}]
@@ -52,7 +52,7 @@ def test_a_page_for_another_environment_has_no_code_of_its_own(name: str, reposi
 
 
 def test_what_a_page_adds_to_a_recipe_is_what_its_guide_adds(repository: Path) -> None:
-    """`make nvflare` runs jobs; the page has the one line, and nothing else to run."""
+    """`make nvflare` runs jobs; the page has only the added line to run."""
     (block,) = blocks_of(WRITTEN[ONE_LINE])
     added = [line[1:] for line in block.body.splitlines() if line.startswith("+")]
     guide = (repository / "secagg" / "nvflare" / "README.md").read_text(encoding="utf-8").splitlines()
@@ -109,7 +109,7 @@ def test_every_document_at_the_root_and_of_a_room_has_a_page(repository: Path) -
 
 
 def test_every_page_has_a_place(repository: Path) -> None:
-    """The build says so too; here it costs nothing."""
+    """The build checks this too, but takes longer."""
     navigation = (repository / "docs" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     placed = set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
     assert {*WRITTEN, *PAGES.values()} == placed | set(EXAMPLES.values())

@@ -1,4 +1,4 @@
-"""README's commands, in its order, with what its `Install` names and no other extra."""
+"""README's commands in order, with only the extras that its `Install` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.documents import blocks_of
 
 SECONDS = 300
 MAKES = {"make demo", "make test"}
-"""They make environments of their own, and take minutes; other tests say that they are targets."""
+"""They create separate environments and take minutes; other tests check that they are targets."""
 BLOCKING = """
 import sys
 
@@ -55,7 +55,7 @@ def test_every_command_runs_after_the_install(repository: Path, tmp_path: Path) 
     script = list[str]()
     for number, block in enumerate(others):
         if number in saved:
-            # A reader types all of it into one interpreter.
+            # A reader types all blocks into one interpreter.
             before = [others[other].body for other in saved if other <= number]
             (tmp_path / saved[number]).write_text("\n".join(before), encoding="utf-8")
         script.append(f"python {saved[number]}" if number in saved else block.body)

@@ -25,7 +25,7 @@ def words_of(kind: MessageKind) -> str:
 
 
 def test_a_session_of_pairwise_masks_sends_what_its_tables_say() -> None:
-    """Both tables in turns: what a client awaits, then what the server does."""
+    """Follow both tables in turn: the message that a client awaits, then the one that the server awaits."""
     sent = [each.text for each in machines.messages_of("pairwise") if each.sender]
     due = zip(CLIENT_TRANSITIONS.values(), SERVER_TRANSITIONS.values(), strict=True)
     assert sent == [words_of(kind) for (one, _), (other, _) in due for kind in (one, other)]
@@ -103,7 +103,7 @@ def test_a_folder_without_a_document_becomes_a_list() -> None:
 
 
 def test_the_table_of_costs_has_what_the_planner_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes and exchanges are compared; seconds are the machine's."""
+    """Bytes and round trips are compared; seconds depend on the machine."""
     monkeypatch.setattr(generated, "in_bytes", str)
     rows = [line.split(" | ") for line in generated.plan("20", "10000").splitlines()[2:]]
     comparison = compare(PlanRequest(shapes={"w": (100, 100)}, clients=20, bits=8))

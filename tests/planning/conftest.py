@@ -1,4 +1,4 @@
-"""Fixtures that the planner's tests share."""
+"""Fixtures of the planner's tests."""
 
 import pytest
 

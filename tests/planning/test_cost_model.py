@@ -49,7 +49,7 @@ def block_bits(option: Option, blocks: int = BLOCKS) -> float:
 
 
 # Codewords, clients; bits per block of the explicit share without its last lane, bits of the tree, and the tree's
-# depth; bits of an index; cipher calls of the tree if lanes took exactly their own bits in memory.
+# depth; bits of an index; cipher calls of the tree if lanes took exactly their bits in memory.
 HISTOGRAMS = [
     (8, 100, 49, 56, 0, 3, 1),
     (16, 100, 105, 112, 0, 4, 1),
@@ -79,12 +79,12 @@ def test_histograms_have_the_bits_of_the_published_table(row: tuple[int, ...]) -
     assert block_bits(flat) == explicit
     deeper = f"depth {depth}"
     if explicit <= tree:
-        # A tree that is not shorter is not offered.
+        # A tree is only offered if it is shorter.
         assert comparison.shortest("two-servers", Scheme.PRODUCT) == flat
     else:
         option = the_only(comparison, "two-servers", Scheme.PRODUCT, deeper)
         assert 0 <= block_bits(option) - tree < 16 / BLOCKS
-        # The table counts a full evaluation with lanes of exactly their bits, without roots.
+        # The table counts a full evaluation with lanes of exact width, without roots.
         assert option.costs.server.cipher_calls >= calls * BLOCKS * clients
     assert block_bits(the_only(comparison, "enclave", Scheme.PRODUCT)) == index
 
@@ -245,7 +245,7 @@ def test_clients_receive_scales_codebooks_and_seeds_but_nothing_for_fixed_point(
 
 
 def test_values_rounded_under_the_mask_cost_their_whole_steps() -> None:
-    """They take as many bits as quantized values where a protocol rounds; one message needs no guard bits."""
+    """They take as many bits as quantized values if a protocol rounds; one message needs no guard bits."""
     comparison = compare(request_of(clients=100, bits=8, block_size=9))
     for protocol in ("pairwise", "enclave"):
         assert block_bits(the_only(comparison, protocol, Scheme.DITHERED)) == 9 * 15
@@ -353,7 +353,7 @@ def test_exactly_the_schemes_that_a_protocol_can_sum_are_costed() -> None:
 
 
 def left_out_of(protocol: str, comparison: Comparison) -> list[str]:
-    """Return why an option is left out; for dithered values the reason is that the protocol does not round."""
+    """Return the reasons for omitting options, except that a protocol does not round dithered values."""
     found = [sentence for sentence in comparison.left_out if sentence.startswith(f"{protocol}, ")]
     return [sentence for sentence in found if "does not round masked values" not in sentence]
 

@@ -1,4 +1,4 @@
-"""Large sessions and seconds: the arithmetic and the printed lines, compared with sessions that run."""
+"""Large sessions and seconds: the arithmetic and the printed lines, compared with real sessions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_disturbed_measurement_gives_no_negative_constant() -> None:
 
 @pytest.mark.parametrize("protocol", ["one-message", "pairwise"])
 def test_every_line_follows_from_the_counts_and_states_its_assumptions(protocol: str) -> None:
-    """Four workers and three sessions: undivided work is shared by three servers, and so are uploads."""
+    """Four workers and three sessions: three servers share undivided work and uploads."""
     entry, clients, values = find(protocol), 25_000, 1 << 12
     lines = {line.name: line for line in estimate_scale(entry, CONSTANTS, clients, values, farm=Farm(workers=4))}
     assert all(len(line.assumes.split()) > 3 for line in lines.values())
@@ -170,7 +170,7 @@ def kinds() -> list[tuple[str, Scheme]]:
 
 @pytest.mark.parametrize(("protocol", "scheme"), kinds())
 def test_a_session_takes_its_estimated_time_within_the_promised_factor(protocol: str, scheme: Scheme) -> None:
-    """Other work on this machine disturbs both sides, so the best of five attempts counts."""
+    """Other load disturbs both sides, so the best of five attempts counts."""
     option = option_of(protocol, scheme)
     ratios = list[tuple[float, float]]()
     for _ in range(5):
@@ -187,7 +187,7 @@ def test_rates_reproduce_both_sessions() -> None:
     short, long = Work(word_operations=10, steps=4), Work(word_operations=1010, steps=4)
     found = Rates.between((short, 0.5), (long, 1.5))
     assert (found.of(short), found.of(long)) == pytest.approx((0.5, 1.5))
-    # A disturbed measurement makes no rate negative.
+    # A disturbed measurement must not give a negative rate.
     assert Rates.between((short, 0.5), (long, 0.4)) == Rates(0.125, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What tests of training share: a task of a second, with its data, model and everything else that a run is made of."""
+"""Fixtures of the training tests: a task that takes a second, with its data, model and other parts of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES, CLASSES = 12, 3
 
 @dataclass(frozen=True)
 class ToyData:
-    """Points around three centres; every client has its own mixture."""
+    """Points around three centres; every client has a different mixture."""
 
     name: str = "toy"
     clients: int = 16
@@ -75,20 +75,20 @@ def make_pieces(run: Configuration) -> Pieces:
 
 @pytest.fixture
 def toy_pieces() -> Callable[[Configuration], Pieces]:
-    """Return what makes the pieces of a run on the toy task."""
+    """Return a function that makes the pieces of a run on the toy task."""
     return make_pieces
 
 
 @pytest.fixture
 def custom(tmp_path: Path) -> str:
-    """Return the name of the tutorial's scheme, in a file that is in no package."""
+    """Return the name of the tutorial's scheme, in a file outside any package."""
     (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
     return f"{tmp_path / 'my_scheme.py'}:Ternary"
 
 
 @pytest.fixture
 def toy_run() -> Callable[..., Configuration]:
-    """Return what makes a configuration of the toy task from changes."""
+    """Return a function that makes a configuration of the toy task from changes."""
 
     def make(*changes: str) -> Configuration:
         base = ("rounds=4", "clients_per_round=6", "evaluation.every=2", "workers=1", "local.batch=4", "local.rate=0.1")

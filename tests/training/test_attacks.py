@@ -1,4 +1,4 @@
-"""Attacks in the driver: who attacks, what each sends, and what bounds it."""
+"""Attacks in the driver: the attackers, their updates, and the bounds on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LABELS = [0, 1, 2, 4]
 
 @dataclass(frozen=True)
 class Labels:
-    """Data where only the largest label matters."""
+    """Data for which only the largest label matters."""
 
     name: str = "labels"
 
@@ -65,7 +65,7 @@ def trained(client: int) -> TrainedClient:
 
 
 def told(some: Sequence[Assignment]) -> Iterator[TrainedClient]:
-    """Train in another order than asked."""
+    """Train in another order than requested."""
     return (trained(one.client) for one in reversed(some))
 
 
@@ -81,7 +81,7 @@ def attack(kind: AttackKind, share: float = 0.4) -> Attack:
         (AttackKind.SIGN_FLIP, [-3.0, -1.0]),
         (AttackKind.FLIP_TENFOLD, [-30.0, -10.0]),
         (AttackKind.SCALE_TENFOLD, [30.0, 10.0]),
-        # Of 0, 1, 2 and 3 the mean is 1.5, and the deviation the root of 1.25.
+        # The mean of 0, 1, 2 and 3 is 1.5, and the standard deviation the root of 1.25.
         (AttackKind.INSIDE_SPREAD, [1.5 - 1.5 * 1.25**0.5, 1.0]),
         (AttackKind.LABEL_FLIP, [3.0, 1.0]),
     ],
@@ -131,7 +131,7 @@ def test_an_attack_that_trains_before_the_round_runs_and_repeats(toy_run: Make, 
 
 
 def told_lengths(lengths: Lengths | None, scales: list[float], rounds: int = 8, length: float = 1.0) -> list[float]:
-    """Return the length of what each round decodes, where clients send one direction times these numbers."""
+    """Return the length of each round's decoded mean, if clients send one direction times these numbers."""
     settings = CompressionSettings(scheme=Scheme.PEAK, places=2, refresh=100, lengths=lengths, length=length)
     codecs = WholeUpdates(settings=settings, shapes={"w": (64,)}, seed=bytes(32), most_uploads=20, cohort=len(scales))
     found = list[float]()
@@ -156,7 +156,7 @@ def test_fewer_than_half_of_the_clients_do_not_move_the_median_length(attackers:
 
 
 def test_a_mean_of_lengths_is_moved_by_a_fifth_of_the_clients() -> None:
-    """Why there is a median: the mean of levels is bounded in one round, and creeps over the rounds."""
+    """The reason for the median: the mean of levels is bounded in one round, but creeps over the rounds."""
     spread = [1.0] * 16
     attacked = told_lengths(Lengths.OWN, [*spread, *[10.0] * 4])
     assert attacked[-1] / told_lengths(Lengths.OWN, spread)[-1] > 2

@@ -1,4 +1,4 @@
-"""The baselines of the studies: what they decode is what they say, and each of them trains."""
+"""The baselines of the studies: each decodes as declared, and trains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def baselines(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def decoded(make: Callable[..., Any], updates: Any, epoch: int) -> Any:
-    """Return the mean that a round decodes."""
+    """Return a round's decoded mean."""
     scheme = make(values=VALUES, cohort=CLIENTS, seed=bytes(32), epoch=epoch)
     payloads = [scheme.encode(update, InsecureSeededCoins(bytes([at]))) for at, update in enumerate(updates)]
     return np.asarray(scheme.decode(ideal_aggregate(scheme.layout, payloads)), np.float64) / len(updates)
@@ -70,7 +70,7 @@ def test_without_collisions_steps_are_those_of_dense_error_feedback(baselines: A
 
 
 def test_what_a_sketch_leaves_over_comes_out_in_later_rounds(baselines: Any) -> None:
-    """Without the memory a step is the same in every round; with it, coordinates that were left out follow."""
+    """Without the memory every round takes the same step; with it, omitted coordinates follow."""
     update = np.zeros((1, VALUES), np.float32)
     update[0, :800] = 0.01
     steps = [decoded(baselines.fetched, np.repeat(update, CLIENTS, axis=0), epoch) for epoch in range(2)]

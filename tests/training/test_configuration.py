@@ -169,13 +169,13 @@ REFUSED = {
         (("compression.scheme=sq", "compression.calibration=prior"), "stat"),
         (("compression.scheme=pq", "compression.calibration=stat", "secagg.protocol=enclave"), "prior"),
         (("compression.scheme=pq", "secagg.protocol=pairwise"), "enclave"),
-        # What nobody rounds under the mask.
+        # Values that are not rounded under the mask.
         ((*ROUNDED, "compression.scheme=pruning"), "set compression.scheme = 'sq'"),
         ((*ROUNDED, "compression.wrap=true"), "set compression.wrap = false"),
         ((*ROUNDED, "compression.stochastic=true"), "set compression.stochastic = false"),
         ((*ROUNDED, "secagg.protocol=two-servers"), "two-servers does not round: set secagg.protocol = 'pairwise'"),
         ((*ROUNDED, "compression.fine_bits=25"), "compression.fine_bits must be an integer between 0 and 24"),
-        # What would act nowhere.
+        # Settings without effect.
         (("compression.bits=4",), "to compression.scheme = 'sq' or 'sketch'"),
         (("compression.scheme=pruning", "compression.bits=4"), "not to 'pruning'"),
         (("compression.scheme=pruning", "compression.places=2"), "set 0, or change the scheme"),
@@ -193,7 +193,7 @@ REFUSED = {
         ((*PEAK, "compression.rate=auto", "compression.cohort_bits=3.0"), "finds the bits itself"),
         ((*PEAK, "compression.rate=auto", "compression.places=3"), "finds the bits itself"),
         (("compression.scheme=sketch", "compression.lengths=voted", "secagg.protocol=enclave"), "voting needs blocks"),
-        # Lengths that nobody checks.
+        # Unchecked lengths.
         (("compression.scheme=sketch",), "set compression.lengths = 'fixed', or secagg.settings"),
         (("compression.scheme=sketch", "secagg.protocol=enclave"), "'median' or 'fixed'"),
         (("compression.scheme=sketch", "secagg.protocol=one-message"), "'fixed'"),

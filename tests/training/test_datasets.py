@@ -128,7 +128,7 @@ def test_the_next_character_is_told_from_those_before_it(tmp_path: Path) -> None
 
 
 def test_test_examples_are_of_the_end_of_each_module(tmp_path: Path) -> None:
-    """The last tenth has characters of its own; no training example shows one."""
+    """The last tenth has characters that no training example contains."""
     (tmp_path / "a.py").write_text("a" * 3600 + "z" * 400, encoding="utf-8")
     data = federated_data("stdlib-chars", root=tmp_path)
     trained, tested = data.client(0).targets.numpy(), data.test().targets.numpy()
@@ -175,7 +175,7 @@ def test_rated_texts_come_from_the_distribution_or_its_inner_archive(tmp_path: P
     first, second = (
         federated_data("vader", root=tmp_path / f"{name}.tar.gz", clients=6) for name in ("inner", "outer")
     )
-    # Of three sources, the two in three texts that are not neutral; one in ten of them is held out.
+    # Two in three texts are not neutral; one in ten of these is held out.
     assert (len(first.train.labels), len(first.test())) == (108, 12)
     assert np.array_equal(first.train.rows, second.train.rows)
     assert first.client(0).inputs.dtype == torch.int64

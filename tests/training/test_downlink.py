@@ -1,4 +1,4 @@
-"""The compressed downlink: clients that follow only its messages hold the server's model; bytes are these messages'."""
+"""The compressed downlink: clients that only follow its messages hold the server's model; its bytes are counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUMS = ("compression.scheme=peak", "secagg.protocol=enclave", "compression.down=
 
 
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Keep what every run tells."""
+    """Record the messages of every run."""
     advanced, kept = HeldModel.advanced, list[bytes]()
 
     def listened(model: HeldModel, *given: Any) -> tuple[HeldModel, bytes]:
@@ -62,7 +62,7 @@ def test_a_client_that_follows_the_messages_has_the_servers_model(
 def test_a_rate_that_is_found_tells_sums_of_levels_too(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Careful peaks first, then levels; a client follows both."""
+    """Careful peaks come first, then levels; a client follows both."""
     kept = messages(monkeypatch)
 
     def noise(_: AutoRate, number: int) -> float:
@@ -112,7 +112,7 @@ def test_a_round_that_released_nothing_costs_nothing_down() -> None:
 
 
 def test_wire_down_is_of_rounds_with_a_real_protocol(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> None:
-    """Payload, wire up and wire down mean one thing: a payload alone, and real messages of all exchanges each way."""
+    """A payload is only the payload; wire up and wire down count all real messages each way."""
     configuration = toy_run(*SUMS, "secagg.mode=real", "secagg.every=2")
     train(configuration, tmp_path, pieces=toy_pieces(configuration))
     records = read_records(tmp_path)

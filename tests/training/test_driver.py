@@ -1,4 +1,4 @@
-"""The round loop: what it keeps in memory, what it counts, and that a platform's own pieces fit in."""
+"""The round loop: its memory, its counts, and a platform's own pieces."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_real_protocol_and_an_ideal_sum_give_one_model(
 
 
 class CountingEngine:
-    """Notes how many updates are alive at a time."""
+    """Records the number of updates alive at a time."""
 
     name = "counting"
 
@@ -95,7 +95,7 @@ class CountingEngine:
 
 
 class Held(dict[str, Any]):
-    """An update that can be referred to weakly."""
+    """An update that supports weak references."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -203,7 +203,7 @@ def test_records_are_read_back_and_a_line_that_was_cut_off_is_left_out(tmp_path:
 
 
 class Terminal(io.StringIO):
-    """A stream that somebody is looking at, or nobody."""
+    """A stream that is, or is not, a terminal."""
 
     def __init__(self, *, seen: bool) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def test_an_estimate_says_what_a_run_sends(toy_run: Make, toy_pieces: Pieced) ->
 
 
 class SignStep:
-    """A platform's own optimiser: it moves every value by as much, and counts its steps."""
+    """A platform's own optimiser: it moves every value by the same amount, and counts its steps."""
 
     def __init__(self) -> None:
         self.steps = np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Engines: all give the same updates, which nothing but the work decides."""
+"""Engines: all give the same updates, which depend only on the work."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -35,7 +35,7 @@ PLAIN = LocalTraining(epochs=2, batch=8, rate=0.05)
 
 
 class Tiny(nn.Module):
-    """A few hundred parameters of every kind of layer that engines rewrite."""
+    """A few hundred parameters, with every kind of layer that engines rewrite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Tiny(nn.Module):
 def work(
     shape: tuple[int, ...], classes: int, *, vocabulary: int | None = None, dtype: torch.dtype = torch.float32
 ) -> list[Assignment]:
-    """Draw clients' examples; what is drawn does not depend on the type."""
+    """Draw clients' examples; the draws do not depend on the type."""
     drawn = list[Assignment]()
     for client, size in enumerate(SIZES):
         coins = torch.Generator().manual_seed(torch_seed(seed_of(5, Stream.PARTITION, client=client)))
@@ -81,7 +81,7 @@ def flat(client: TrainedClient) -> npt.NDArray[np.float32]:
 
 
 def in_double(factory: ModelFactory) -> ModelFactory:
-    """Return a factory of models so precise that no rounding moves an activation past zero, and the steps after it."""
+    """Return a factory of double-precision models, so that rounding never changes an activation's sign."""
     return lambda: factory().double()
 
 
@@ -270,7 +270,7 @@ def test_a_client_without_examples_is_named_before_anybody_trains(name: str) -> 
 
 
 class WithNorm(nn.Module):
-    """A model with whatever layer is given."""
+    """A model with the given layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_a_batch_norm_without_memory_trains_one_by_one() -> None:
 
 
 class Asking(nn.Module):
-    """A model whose way depends on a value."""
+    """A model whose control flow depends on a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ class Failing(nn.Module):
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelFactory], Engine]:
-    """Choose an engine for a model as on a GPU, and make it here."""
+    """Choose an engine as on a GPU, and make it here."""
 
     def made(name: str, factory: ModelFactory, **_: object) -> Engine:
         return make_engine(name, factory)

@@ -1,4 +1,4 @@
-"""Engines on an accelerator give what they give on a CPU."""
+"""Engines give the same results on an accelerator as on a CPU."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a benchmark prints of a figure: met, missed, or a limit whose parts explain it."""
+"""A benchmark's verdict on a figure: met, missed, or a limit that its floor explains."""
 
 from __future__ import annotations
 

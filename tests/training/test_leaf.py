@@ -1,4 +1,4 @@
-"""LEAF's sets in LEAF's own formats: small files of each, right and wrong."""
+"""LEAF's sets in LEAF's own formats: small valid and invalid files of each."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def pictures(root: Path, folder: str = "data/raw") -> dict[str, np.ndarray[Any, 
         smooth = Image.fromarray(coins.integers(0, 256, (6, 5, 3), dtype=np.uint8)).resize((178, 218))
         smooth.save(place / f"{number:06}.jpg")
         with Image.open(place / f"{number:06}.jpg") as opened:
-            # The shorter side, 178 pixels, becomes 32, and the longer 39, of which 4 are cut off above and 3 below.
+            # The shorter side, 178 pixels, becomes 32, and the longer 39; 4 pixels are cut off above and 3 below.
             small = np.asarray(opened.resize((32, 39), Image.Resampling.BILINEAR))
         wanted[f"{number:06}.jpg"] = small[4:36].transpose(2, 0, 1)
     return wanted
@@ -100,7 +100,7 @@ def test_texts_become_words_of_the_list_that_lies_beside_them(sent140: Path) -> 
 
 def test_without_a_list_the_words_of_the_training_texts_are_counted(sent140: Path) -> None:
     data = federated_data("sent140", root=sent140)
-    # 0, 1, 2, I, love, number, sad, so, this, a comma and an exclamation mark; all else; and what fills up.
+    # 0, 1, 2, I, love, number, sad, so, this, a comma and an exclamation mark; unknown words; padding.
     assert data.vocabulary == 13
     assert data.client(0).inputs.max().item() == 12
 

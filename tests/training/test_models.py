@@ -1,4 +1,4 @@
-"""The models of the studies: their sizes, what they take, how good they are, and their dropout from keys."""
+"""The models of the studies: their sizes, inputs and accuracy, and their dropout from keys."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ STRIDE = model_factory("stride", classes=10, shape=(1, 28, 28))
 
 
 class Given(nn.Module):
-    """A model whose inputs are its scores."""
+    """A model that returns its inputs as scores."""
 
     def __init__(self) -> None:
         super().__init__()

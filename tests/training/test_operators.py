@@ -1,4 +1,4 @@
-"""Which codec a round uses, and what it is calibrated on."""
+"""The codec of each round, and its calibration."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_unit_codebooks_are_learned_once_and_have_length_one() -> None:
     points = np.random.default_rng(1).laplace(size=(4000, 9)) / np.sqrt(2)
     nearest = np.argmin(((points[:, None] - books[0][None]) ** 2).sum(axis=2), axis=1)
     left = ((points - books[0][nearest]) ** 2).mean()
-    assert 0.5 < left < 0.75  # Zeros would leave 1, and four bits for nine values can take no more than some 0.46.
+    assert 0.5 < left < 0.75  # Zeros would leave 1; four bits for nine values remove at most about 0.46.
 
 
 def test_lengths_are_those_of_what_moved() -> None:
@@ -257,7 +257,7 @@ def test_a_tensor_that_never_moves_is_no_problem() -> None:
 
 
 def second_round(given: Updates, **settings: Any) -> tuple[Operators, dict[str, npt.NDArray[np.float32]]]:
-    """Return the operators after a round that calibrates and one that is compressed, and the mean of that one."""
+    """Return the operators after a calibrating and a compressed round, and the latter's mean."""
     made = operators(len(given), **settings)
     play(made, 0, given)
     return made, play(made, 1, given)[1]
@@ -271,9 +271,9 @@ def test_biases_in_few_bits_go_through_a_ring_that_the_cohort_cannot_leave(schem
     assert segments == (RingSegment(11, 10),)
     exact = np.mean([update["head.bias"] for update in given], axis=0)
     reach = np.mean([np.abs(update["head.bias"]).max() for update in given])
-    # A code's step is reach / 31.5; what reaches beyond the mean reach is clipped, in single clients.
+    # A code's step is reach / 31.5; values beyond the mean reach are clipped, at single clients.
     assert np.abs(mean["head.bias"] - exact).max() < reach / 10
-    # What everybody sends at full reach stays in the ring.
+    # A sum at full reach stays in the ring.
     everybody = [{name: np.full(shape, 9.0, np.float32) for name, shape in SHAPES.items()}] * 20
     codec = made.begin(2, dict)
     saturated = made.decode(ideal_aggregate(codec.update.layout, [made.encode(u, SystemCoins()) for u in everybody]))
@@ -324,7 +324,7 @@ def test_the_preset_of_thirty_times_is_thirty_times_smaller(monkeypatch: pytest.
     def unlearned(codewords: int, block_size: int, stages: int = 1) -> tuple[npt.NDArray[np.float64], ...]:
         return tuple(np.random.default_rng(0).normal(size=(codewords, block_size)) for _ in range(stages))
 
-    # A layout does not depend on what codebooks hold, and large ones take long to learn.
+    # A layout does not depend on the codebooks' values, and large ones take long to learn.
     monkeypatch.setattr("secagg.compression.model_update.scales.unit_codebooks", unlearned)
     shapes = {
         name: tuple(value.shape)

@@ -1,4 +1,4 @@
-"""Who holds which examples."""
+"""Partitions of examples over clients."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LABELS = np.arange(4000) % 10
 
 
 def skew(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> float:
-    """Return the mean share of a client's commonest label."""
+    """Return the mean share of a client's most common label."""
     return float(np.mean([np.bincount(LABELS[part], minlength=10).max() / len(part) for part in parts]))
 
 

@@ -1,4 +1,4 @@
-"""Noise of the enclave in a run: what it costs, that it is there, and what it does not go together with."""
+"""Noise of the enclave in a run: its cost, its presence, and settings that it excludes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PUBLIC = ("compression.scheme=pq", "compression.calibration=public")
 
 
 def spent(releases: int, multiplier: int = 2) -> float:
-    """Return the loss of several releases of one Gaussian with this multiple of the sensitivity."""
+    """Return the privacy loss of several releases of a Gaussian with this multiple of the sensitivity."""
     one = ReleasePart(l2_squared=10**12, l1=None, variance=Fraction(multiplier**2 * 10**12))
     return epsilon(NoiseKind.DISCRETE_GAUSSIAN, [one], releases, 1e-6)
 
@@ -189,7 +189,7 @@ def test_an_unrotated_update_has_noise_for_each_of_its_segments(toy_run: Make, t
 
 
 def test_a_sum_of_fewer_than_shares_were_drawn_for_is_not_released(toy_run: Make, toy_pieces: Pieced) -> None:
-    """The protocol's own setting says how many; the sum in the clear has to keep to it, or epsilon were another."""
+    """The protocol's setting determines the number; the sum in the clear must respect it, or epsilon would be wrong."""
     settings = 'secagg.settings=["minimum_cohort=6"]'
     run = toy_run(*OF_CLIENTS, "secagg.protocol=pairwise", "secagg.mode=ideal", "dropouts.rate=0.4", settings)
     played = Run(run, toy_pieces(run))
@@ -208,7 +208,7 @@ def test_a_sum_of_fewer_than_shares_were_drawn_for_is_not_released(toy_run: Make
 def test_clients_of_a_run_keep_to_its_limit_themselves(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they would where nobody counted the rounds before."""
+    """The limit holds even if nothing counted the rounds beforehand."""
 
     def nothing(*_: object) -> None:
         return None
@@ -225,7 +225,7 @@ def test_clients_of_a_run_keep_to_its_limit_themselves(
 @pytest.mark.parametrize("multiplier", [0, 2])
 @pytest.mark.parametrize("setting", ["noise_multiplier=1/100", "l2_bounds=1", "adjacency=zero-out", "is_rotated=no"])
 def test_noise_is_said_once(toy_run: Make, mode: str, multiplier: int, setting: str) -> None:
-    """Beside the section privacy it would be added and not accounted, or accounted and not added."""
+    """Outside the section privacy it would be added and not accounted, or accounted and not added."""
     run = toy_run(
         *OF_CLIENTS,
         f"secagg.mode={mode}",

@@ -1,4 +1,4 @@
-"""A resumed run is the run that was not stopped: same models, same metrics, to the last bit."""
+"""A resumed run equals an uninterrupted one: same models and metrics, to the last bit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model(folder: Path) -> dict[str, Any]:
 
 
 def told(folder: Path) -> list[RoundRecord]:
-    """Return the records without what a clock says."""
+    """Return the records without times."""
     return [
         replace(
             record,
@@ -144,7 +144,7 @@ def test_a_run_that_did_not_finish_starts_anew_without_resume(
 
 
 class OtherTargets:
-    """The toy data with one label changed: of the last client, or of the test."""
+    """The toy data with one changed label, of the last client or of the test data."""
 
     def __init__(self, inner: Any, where: str) -> None:
         self._inner, self._where = inner, where
@@ -195,7 +195,7 @@ def test_a_resume_of_another_model_is_refused(
 
 
 def encrypted(archive: bytes) -> bytes:
-    """Say of every file in an archive that it is encrypted, as one flipped bit does."""
+    """Mark every file in an archive as encrypted, as one flipped bit would."""
     damaged = bytearray(archive)
     place = damaged.find(b"PK\x01\x02")
     while place >= 0:

@@ -1,4 +1,4 @@
-"""Real protocols give the sum in the clear whichever clients drop out; and that sum is right."""
+"""Real protocols give the same sum as in the clear, whichever clients drop out; and that sum is correct."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PRUNING = CompressionSettings(scheme=Scheme.PRUNING, sparsity="0.5")
 PRODUCT = CompressionSettings(scheme=Scheme.PRODUCT, codewords=8, block_size=4)
 DITHERED = CompressionSettings(scheme=Scheme.SCALAR, bits=6, modulus_bits=12, fine_bits=8)
 EXAMPLES = (60, 120, 180)
-"""Numbers of examples of clients, in turn."""
+"""Clients' numbers of examples, in turn."""
 CASES = [
     ("pairwise", CompressionSettings()),
     ("pairwise", SCALAR),
@@ -76,7 +76,7 @@ def configuration(protocol: str, compression: CompressionSettings, **more: Any) 
 
 
 def codecs(run: Configuration) -> Operators:
-    """Return operators whose codec is past the uncompressed round."""
+    """Return operators after the uncompressed round."""
     made = codecs_of(run)
     made.decode(clear_sum(made, made.begin(0, lambda: update(0)).update))
     made.begin(1, lambda: update(0))
@@ -191,7 +191,7 @@ def test_a_session_that_every_client_refuses_is_an_error_and_no_round_of_lost_cl
 
 
 class RefusingSimulation:
-    """A world whose clients accept only a larger cohort than the server plans."""
+    """A simulation whose clients only accept a larger cohort than the server plans."""
 
     def __init__(self, settings: Any, **others: Any) -> None:
         self._world = find("enclave").simulate(settings, **others)
@@ -344,7 +344,7 @@ def test_a_protocol_runs_in_every_so_many_rounds() -> None:
     real = list[bool]()
     for number in range(6):
         due = everybody(made.codec, number)
-        # Nobody trains the same twice, and an enclave's client refuses to seal the same twice.
+        # Training never gives the same update twice, and an enclave's client refuses to seal one twice.
         different = [(client, made.encode(update(100 * number + client), SystemCoins())) for client in due.uploaders]
         real.append(added.run(due, different).is_real)
     assert real == [True, False, False, True, False, False]
@@ -430,7 +430,7 @@ def metered(codes: list[list[int]]) -> tuple[OverflowMeter, Aggregate]:
 
 
 def test_overflow_counts_final_sums_of_both_signs() -> None:
-    # Of eight sums, 128 and -129 leave [-128, 127], and a partial sum that leaves and comes back does not count.
+    # Of eight sums, 128 and -129 overflow [-128, 127]; a partial sum that overflows and returns does not count.
     meter, _ = metered([[127, -128, 127, -128], [1, -1, 0, 0], [0, 0, 0, 0]])
     assert meter.share == pytest.approx(2 / 288)
     meter, _ = metered([[100], [100], [-100]])
@@ -438,7 +438,7 @@ def test_overflow_counts_final_sums_of_both_signs() -> None:
 
 
 def test_overflow_is_counted_as_the_papers_simulator_does_beside_it() -> None:
-    # 100, then 200, which is one event and leaves 72 of 128, then -28; negative sums are no events.
+    # 100, then 200, which is one event and leaves 72 of 128, then -28; negative sums are not events.
     meter, _ = metered([[100, -100], [100, -100], [-100, -100]])
     assert meter.flsim_share == pytest.approx(1 / (288 * 3))
 

@@ -1,4 +1,4 @@
-"""Seeds of a run: two purposes never share numbers, and nothing outside of them decides."""
+"""Seeds of a run: two purposes never share numbers, and nothing else affects results."""
 
 import numpy as np
 import pytest

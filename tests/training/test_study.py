@@ -1,4 +1,4 @@
-"""What a study on the bundled images has to show, each run once: 20 clients a round, 50 rounds, exact modular sums."""
+"""Required results of a study on the bundled images, one run each: 20 clients a round, 50 rounds, modular sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def told() -> Told:
-    """Return what trains with some changes, once, and returns the summary."""
+    """Return a function that trains with some changes, once, and returns the summary."""
 
     @cache
     def trained(*changes: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def told() -> Told:
 
 
 def accuracy(summary: dict[str, Any]) -> float:
-    """Return the accuracy in percent over the last three evaluations, which a single one's luck changes less."""
+    """Return the accuracy in percent over the last three evaluations, which varies less than a single one."""
     return 100 * float(summary["accuracy of the last three evaluations"])
 
 
@@ -50,7 +50,7 @@ def test_without_a_margin_overflow_costs_points(told: Told) -> None:
     found = told(*SCALAR, "compression.bits=8")
     assert accuracy(found) <= accuracy(told()) - 4
     assert found["overflow"] > 0.1
-    # The simulator of the paper counts what is another quantity.
+    # The paper's simulator counts a different quantity.
     assert found["overflow_flsim"] != pytest.approx(found["overflow"], rel=0.2)
 
 
@@ -71,5 +71,5 @@ def test_a_codebook_of_no_data_is_thirty_five_times_smaller_within_five_points(t
 
 
 def test_scales_from_the_previous_aggregate_collapse(told: Told) -> None:
-    """Document the trap: the mean is smaller than the updates, so codes saturate, so the next mean is smaller still."""
+    """A trap: the mean is smaller than the updates, so codes saturate, and the next mean is smaller still."""
     assert accuracy(told(*SCALAR, "compression.calibration=agg")) <= accuracy(told()) - 15

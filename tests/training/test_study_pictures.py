@@ -1,4 +1,4 @@
-"""The pictures of the studies: made from JSON alone, and explained by themselves."""
+"""The pictures of the studies: made only from JSON, and self-explanatory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ NAMES = (
 
 @pytest.fixture
 def pictures(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the command, which imports what stands beside it."""
+    """Return the command, which imports its neighbouring modules."""
     monkeypatch.setattr(sys, "path", [str(repository / "benchmarks"), *sys.path])
     return importlib.import_module("study_pictures")
 
 
 def cell(number: int, name: str) -> dict[str, Any]:
-    """Return one of cells that are as near to each other as those of a study."""
+    """Return one of several cells that are as close together as a study's."""
     return {
         "name": name,
         "payload bytes": 100 + number,
@@ -52,7 +52,7 @@ CELLS = [cell(number, name) for number, name in enumerate(NAMES)]
 
 
 def boxes_of(figure: Any) -> list[Any]:
-    """Return where the labels of a figure's points are."""
+    """Return the positions of the labels of a figure's points."""
     figure.draw_without_rendering()
     return [text_box(text) for axes in figure.axes for text in axes.texts if isinstance(text, Annotation)]
 

@@ -1,4 +1,4 @@
-"""Sweeps do nothing twice; reports show all columns; the command says what is wrong before it trains."""
+"""Sweeps repeat nothing; reports show all columns; the command reports errors before it trains."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_grid_that_makes_no_sense_is_refused(grid: Path, old: str, new: str, m
 
 @pytest.fixture
 def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
-    """Train runs that every figure has something of."""
+    """Train runs that appear in every figure."""
     cells = {
         "none": ("secagg.mode=real", 'secagg.settings=["topology=full"]'),
         "sq 6/8": ("compression.scheme=sq", "compression.wrap=true"),
@@ -126,7 +126,7 @@ def runs(tmp_path: Path, toy_run: Make, toy_pieces: Pieced) -> Path:
 
 
 def test_a_report_has_every_column_that_says_something_and_every_figure(runs: Path, tmp_path: Path) -> None:
-    """As the command writes it, which needs no torch."""
+    """The command writes it without torch."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from secagg.cli import main\n"

@@ -1,4 +1,4 @@
-"""The demo: it shows how far its runs are, and fails where README has other figures."""
+"""The demo: it shows its runs' progress, and fails if README has other figures."""
 
 from __future__ import annotations
 

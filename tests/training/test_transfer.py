@@ -1,4 +1,4 @@
-"""The study of transfer: its lockstep trains as the engines do, and its methods decode as they say."""
+"""The study of transfer: its lockstep trains like the engines, and its methods decode as declared."""
 
 from __future__ import annotations
 

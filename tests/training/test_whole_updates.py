@@ -79,7 +79,7 @@ def no_sample() -> Any:
 @pytest.mark.parametrize("scheme", [Scheme.PEAK, Scheme.SKETCH])
 @pytest.mark.parametrize("lengths", [Lengths.OWN, Lengths.MEDIAN, Lengths.FIXED])
 def test_a_mean_is_unbiased_from_the_first_round_on(scheme: Scheme, lengths: Lengths) -> None:
-    """Rounds over the same updates: what is decoded of all of them is along their mean, and as long."""
+    """Rounds over the same updates: their decoded mean has the direction and length of the true mean."""
     some, rounds = updates(20, sides={"embedding": 0.01, "weight": 0.02, "bias": 0.03}), 60
     length = float(np.mean([np.linalg.norm(np.concatenate([part.ravel() for part in one.values()])) for one in some]))
     codecs = made(settings(scheme, lengths=lengths, length=length))
@@ -99,7 +99,7 @@ def test_square_root_scales_follow_from_what_clients_told_in_the_rounds_before()
     assert isinstance(first, PeakCode)
     assert isinstance(second, PeakCode)
     assert first.rotation.scales == (1.0, 1.0, 1.0)
-    # The floor of one thousandth of the mean is above the embedding's size.
+    # The minimum, one thousandth of the mean, is above the embedding's size.
     expected = [math.sqrt(max(side, 1e-3 * sum(SIDES.values()) / 3)) for side in SIDES.values()]
     assert second.rotation.scales == pytest.approx(expected, rel=0.2)
 
@@ -128,7 +128,7 @@ def test_a_first_round_that_failed_leaves_the_next_one_to_tell() -> None:
 
 
 def test_one_client_cannot_scale_the_model() -> None:
-    """The last client's update is 10^6 times as long as the others'; with indices, only its levels tell."""
+    """The last client's update is 10^6 times as long as the others'; with indices, only its levels show it."""
     codecs, some = made(settings(lengths=Lengths.OWN, refresh=10)), updates(20)
     play(codecs, 0, some)
     play(codecs, 1, some)
@@ -193,7 +193,7 @@ def test_an_average_is_what_is_tested_and_kept(tmp_path: Path, toy_run: Make, to
     assert kept is not None
     for name, value in models(tmp_path / "averaged").items():
         assert np.allclose(value, kept[name], atol=1e-6)
-        # Training itself does not see the average.
+        # Training does not use the average.
         assert np.array_equal(models(tmp_path / "plain")[name], apart.parameters[name])
 
 
@@ -221,7 +221,7 @@ def test_lengths_beyond_what_can_be_told_are_said_and_others_are_not(
 
 
 def test_lengths_that_differ_are_said_and_voting_takes_no_part_of_the_mean() -> None:
-    """Half of the clients hardly move: a mean of directions is twice too short for the others, and is said to be."""
+    """Half of the clients hardly change: a mean of directions is half as long as it should be, with a warning."""
     sides = {"embedding": 0.01, "weight": 0.02, "bias": 0.03}
     some = [*updates(10, 1, sides=sides), *updates(10, 2, 0.01, sides)]
     true = {name: np.mean([update[name] for update in some], axis=0, dtype=np.float64) for name in SHAPES}
@@ -260,7 +260,7 @@ def test_noise_that_is_large_for_a_matrix_is_said_where_nobody_probes() -> None:
 
 
 def test_losses_choose_the_bits(toy_run: Make, toy_pieces: Pieced) -> None:
-    """A run that may do no harm sends many bits, and one that may do any sends few."""
+    """A run with a low harm limit sends many bits, and one with a high limit few."""
     sent = dict[float, list[int]]()
     for harm in (1e-6, 1.0):
         chosen = toy_run(
@@ -279,7 +279,7 @@ def test_losses_choose_the_bits(toy_run: Make, toy_pieces: Pieced) -> None:
 def test_losses_are_told_under_the_noise_that_falls_on_the_model(
     toy_run: Make, toy_pieces: Pieced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's rate lengthens a step, and its noise as much."""
+    """The server's rate scales a step and its noise equally."""
     runs, losses, scaled = list[Run](), Probe.losses, list[dict[str, Any]]()
 
     def listened(probe: Probe, parameters: Any, noise: dict[str, Any], *given: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_first_round_that_is_too_long_is_said() -> None:
 
 
 def test_a_run_says_it_once_where_somebody_looks(toy_run: Make, toy_pieces: Pieced) -> None:
-    """Four rounds after one in which nobody moved: what they know is 10^9 times too short."""
+    """Four rounds after one without changes: the known length is 10^9 times too short."""
     chosen = toy_run(
         "secagg.protocol=enclave", "compression.scheme=peak", "compression.places=4", "compression.refresh=1"
     )
@@ -363,7 +363,7 @@ def test_the_scheme_of_the_tutorial_is_short_and_keeps_every_law(custom: str) ->
 
 
 def test_a_scheme_in_a_file_trains_resumes_and_appears_in_figures(tmp_path: Path, custom: str) -> None:
-    """As a new user would: the tutorial's commands, with fewer rounds and clients."""
+    """Run the tutorial's commands as a new user would, with fewer rounds and clients."""
     run, figures = tmp_path / "run", tmp_path / "figures"
     changes = [
         *("clients_per_round=5", f"compression.scheme={custom}", "secagg.mode=real", "secagg.every=2"),
