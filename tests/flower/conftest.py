@@ -1,6 +1,6 @@
-"""Real Flower for tests: simulations in processes of their own, apps under ``flwr run``, and a deployed federation.
+"""Real Flower for tests: simulations in separate processes, apps under ``flwr run``, and a deployed federation.
 
-Whatever is started carries the test's own ``FLWR_HOME`` in its environment, and is ended by that and by nothing else.
+Each started process has the test's own ``FLWR_HOME`` in its environment, and is found and ended only by that.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from secagg.session.identities import make_identities
 APPS = Path(__file__).resolve().parent / "apps"
 GRACE_SECONDS = 2
 _PORTS = iter(range(20_000 + os.getpid() * 97 % 10_000, 32_000))
-"""Below those that the kernel gives to connections, of which one may come between the test and what it starts."""
+"""Ports below the kernel's ephemeral range, so that no connection takes one before the test's process does."""
 SIMULATED = frozenset(
     {
         *("twin", "silent", "restarted", "failing_rounds", "active:drop_survivors", "statistics"),
         *("enclave_served", "enclave_told", "two_restarted", "one_holder_killed", "active:low_threshold"),
     }
 )
-"""Scenarios that need Flower's own processes; all others run in memory, which shows the same sooner."""
+"""Scenarios that need Flower's own processes; all others run in memory, which is faster."""
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None and importlib.util.find_spec("ray") is not None
 
 
@@ -56,20 +56,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Workplace:
-    """A folder, an environment, and everything that was started in it."""
+    """A folder, an environment, and all processes started in it."""
 
     folder: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     port: int = 0
     pause: float = 0.2
-    """Seconds after which a node that was told nothing asks again; many that ask often keep each other waiting."""
+    """Seconds after which a node without a message polls again; many frequent polls delay each other."""
 
     def __post_init__(self) -> None:
         self.port = self.free_port()
         (self.folder / "home").mkdir()
 
     def free_port(self) -> int:
-        """Return a port at which nobody listens, and another one each time."""
+        """Return a free port, a different one each time."""
         for port in _PORTS:
             with socket.socket() as listener, suppress(OSError):
                 listener.bind(("127.0.0.1", port))
@@ -101,7 +101,7 @@ class Workplace:
         }
 
     def run(self, *command: str, timeout: float, cwd: Path | None = None) -> str:
-        """Run a command to its end, and return all it wrote."""
+        """Run a command to its end, and return its output."""
         done = subprocess.run(  # noqa: S603 -- a test's own command
             command,
             cwd=cwd or self.folder,
@@ -116,7 +116,7 @@ class Workplace:
         return done.stdout
 
     def start(self, log: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a command that goes on, with its output in a file."""
+        """Start a command in the background, with its output in a file."""
         with (self.folder / log).open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 -- a test's own command
                 command, cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT
@@ -125,11 +125,11 @@ class Workplace:
         return process
 
     def end(self, seconds: float = 120) -> None:
-        """End every process that was started here, and those that they started; fail if one is left."""
+        """End every process started here, and its children; fail if one is left."""
         began = time.monotonic()
         while (left := self.processes()) and time.monotonic() < began + seconds:
             sign = signal.SIGTERM if time.monotonic() < began + GRACE_SECONDS else signal.SIGKILL
-            # What ends one process may be the start of another, so they are listed anew each time.
+            # Ending one process may start another, so the list is renewed each time.
             for pid in left:
                 try:
                     os.kill(pid, sign)
@@ -141,9 +141,9 @@ class Workplace:
             process.wait(timeout=60)
 
     def processes(self) -> list[int]:
-        """Return every process with this folder's mark in its environment, whatever its group or session."""
+        """Return every process with this folder in its environment, whatever its group or session."""
         mark = f"FLWR_HOME={self.folder / 'home'}".encode()
-        # The kernel fills in the environment a moment after a program starts: what was started here needs no mark.
+        # The kernel fills in the environment shortly after a program starts: children are known without it.
         found = {process.pid for process in self.started if process.poll() is None}
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and int(folder.name) != os.getpid():
@@ -157,7 +157,7 @@ class Workplace:
 
 @pytest.fixture(scope="session")
 def make_workplace() -> Callable[[Path], Workplace]:
-    """Return what makes a workplace of an empty folder; the caller has to end it."""
+    """Return a function that makes a workplace in an empty folder; the caller has to end it."""
     return Workplace
 
 
@@ -207,7 +207,7 @@ def make_app() -> Callable[[Path], Path]:
 
     def copy(folder: Path) -> Path:
         app = shutil.copytree(APPS / "federated", folder / "federated")
-        # The app's own package has one; under tests/ there is none, so that nothing is shadowed.
+        # The app's own package has one; tests/ has none, so that nothing is shadowed.
         (app / "federated" / "__init__.py").touch()
         for module in ("lab_app.py", "lab_truth.py"):
             source = (APPS / module).read_text(encoding="utf-8")
@@ -220,7 +220,7 @@ def make_app() -> Callable[[Path], Path]:
 
 @pytest.fixture(scope="session")
 def lab() -> Any:
-    """Return the module that computes what the lab's rounds must give."""
+    """Return the module that computes the expected results of the lab's rounds."""
     pytest.importorskip("flwr")
     spec = importlib.util.spec_from_file_location("lab_truth", APPS / "lab_truth.py")
     assert spec is not None

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Nodes:
-    """A grid whose nodes answer at once, each by its own app."""
+    """A grid whose nodes answer immediately, each with its own app."""
 
     def __init__(self, flwr: Any, answer: Callable[[int, Any, Any], Any], clients: int) -> None:
         self.flwr, self.answer, self.run = flwr, answer, SimpleNamespace(run_id=hash(self) & 0xFFFF)

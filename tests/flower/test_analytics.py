@@ -24,7 +24,7 @@ SCENARIOS = ["statistics"]
 
 
 class Nodes(MemoryGrid):
-    """Nodes that answer at once, each by its own function, and how long their answers are."""
+    """Nodes that answer immediately, each with its own function; records the answers' lengths."""
 
     def __init__(self, apps: list[Any]) -> None:
         def answered(message: Any, context: Any, call_next: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_server_sees_the_same_of_a_node_whatever_its_people_are(
 
     for own in (functions(people(1, 40)), dict.fromkeys(declared().variables, raising), functions(people(0, 0))):
         own_sites = [Site(declaration=declared(), functions=own), *sites()[1:]]
-        # Each of them is a town of its own, with no ledger from before.
+        # Each has a new town, without an earlier ledger.
         monkeypatch.setenv("SECAGG_STATE_DIRECTORY", str(folders / str(len(seen))))
         nodes = Nodes([app(site, folders) for site in own_sites])
         ask(nodes, declared(), SecAggSettings())

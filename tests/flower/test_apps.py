@@ -23,7 +23,7 @@ APPS = Path(__file__).resolve().parent / "apps"
 
 @pytest.fixture(scope="module", autouse=True)
 def local(workplace: Any) -> None:
-    """Have the local SuperLink that ``flwr run`` starts simulate as many SuperNodes as the example needs."""
+    """Let the local SuperLink of ``flwr run`` simulate as many SuperNodes as the example needs."""
     workplace.run(
         "flwr", "federation", "simulation-config", "@none/default", "local", "--num-supernodes", "5", timeout=900
     )
@@ -35,7 +35,7 @@ def test_the_example_runs_as_its_readme_says(workplace: Any, repository: Path, t
     commands = text.partition("```\n")[2].partition("```")[0]
     assert commands.startswith("pip install '.[flower]' 'flwr[simulation]>=1.41'\ncd examples/flower_quickstart\n")
     shutil.copytree(repository / example, tmp_path / example)
-    # What the first line installs stands in this environment; the distributions' own check installs them elsewhere.
+    # This environment already has what the first line installs; the distributions' own check installs them elsewhere.
     script = commands.partition("\n")[2]
     written = workplace.run("bash", "-eu", "-c", script, timeout=900, cwd=tmp_path)
     (said,) = re.findall(r"round 1(, sum: .*)", text)

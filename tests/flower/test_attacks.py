@@ -1,4 +1,4 @@
-"""Attacks that succeed on Flower's SecAgg+, tried on this plug-in in a real simulation: each fails, and says why."""
+"""Attacks that succeed on Flower's SecAgg+, tried on this plug-in in a real simulation: each fails with a reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_11_a_wrong_share_changes_no_sum_and_is_blamed_on_its_holder(outcomes: d
     outcome = outcomes[f"{mode}wrong_share"]
     assert outcome["error"] is None
     assert outcome["difference"]["layer"] < 2**-15
-    # A share beyond those that are needed is not looked at; in active mode the order of the clients is known.
+    # Surplus shares are ignored; in active mode the order of the clients is known.
     assert not mode or "client/3" in outcome["log"].partition("to blame: ")[2]
 
 
@@ -103,7 +103,7 @@ def test_a_round_is_not_repeated_for_a_second_sum(outcomes: dict[str, Any]) -> N
 
 
 def test_two_stories_give_no_wrong_sum_in_semi_honest_mode(outcomes: dict[str, Any]) -> None:
-    """By the graph that was drawn, the other half of the clients may show enough shares; then the sum is right."""
+    """Depending on the graph, the other half of the clients may reveal enough shares; then the sum is correct."""
     outcome = outcomes["two_stories"]
     if outcome["error"] is None:
         assert outcome["difference"]["layer"] < 2**-15

@@ -1,8 +1,8 @@
 """A federation as it is deployed: SuperLink and SuperNodes as processes, over TLS, with nodes that authenticate.
 
-SuperNodes are killed at every stage of a session. An operator, whom a thread plays, removes each from the federation
-and starts another in its place, so that never more than nine run. Flower tells the round that a removed node will not
-answer; so nothing here is decided by how fast the machine is. Then ``flwr stop`` ends a run while a client trains.
+SuperNodes are killed at every stage of a session. A thread acts as the operator: it removes each from the federation
+and starts a replacement, so that at most nine run. Flower reports to the round that a removed node will not answer, so
+nothing here depends on the machine's speed. Then ``flwr stop`` ends a run while a client trains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.harness.town_of_sites import declared, functions, people
 pytestmark = pytest.mark.flower
 
 NODES = 9
-"""A full graph of nine clients stands three that drop out, and in active mode two."""
+"""A full graph of nine clients tolerates three dropouts, and two in active mode."""
 KILLED = {
     1: "OFFER",
     2: "ADVERTISED_KEYS",
@@ -32,17 +32,17 @@ KILLED = {
     9: "SURVIVOR_SET",
     10: "UNMASKING_REQUEST",
 }
-"""Numbers from nine on come in the place of those that were killed in the first round; of the others, nobody does."""
+"""Numbers from nine on replace the nodes killed in the first round; the others are not replaced."""
 ALL = range(NODES + 3)
 
 
 def held(federation: Federation) -> Path:
-    """Return the file without which the last SuperNode is held within a round."""
+    """Return the file for which the last SuperNode waits within a round."""
     return federation.folder / "hold"
 
 
 def add(federation: Federation, number: int) -> None:
-    """Start a SuperNode, which is perhaps going to be killed."""
+    """Start a SuperNode, which may be killed later."""
     changes: dict[str, Any] = {"kill-at": KILLED.get(number, "never")}
     if number == NODES - 1:
         changes |= {"hold-at": "OFFER", "hold-until": str(held(federation))}
@@ -50,7 +50,7 @@ def add(federation: Federation, number: int) -> None:
 
 
 def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:
-    """Do as an operator does: remove a SuperNode that ended from the federation, and start another."""
+    """Act as an operator: remove an ended SuperNode from the federation, and start another."""
     spare = iter(range(NODES, len(ALL)))
     while not is_over.wait(0.2):
         for number, node in list(federation.nodes.items()):
@@ -89,10 +89,10 @@ def test_supernodes_over_tls_are_killed_at_every_stage_and_the_others_finish(
 ) -> None:
     assert not [result["error"] for result in results if "error" in result]
     first, second = results
-    # Who answered each stage of how many: 1, 2 and 3 are killed, then 9 and 10 that came in their place.
+    # Answers of each stage, of how many: 1, 2 and 3 are killed, then their replacements 9 and 10.
     assert answered(first) == [[9, 8], [8, 7], [7, 6], [6, 6]]
     agrees(first, lab, {0, 4, 5, 6, 7, 8})
-    # The statistics of nine have those of 9 and 10, which are killed after they have uploaded.
+    # The statistics of nine include 9 and 10, which are killed after their uploads.
     here = summed(declared(), [functions(people(number, 20 * number)) for number in (0, *range(4, NODES + 3))])
     assert second["statistics"] == json.loads(json.dumps(here.statistics))
     assert second["sites"] == NODES
@@ -119,7 +119,7 @@ def test_a_stopped_run_leaves_no_process_and_nothing_that_its_keys_open(
     hold.touch()
     until(lambda: not apps_of(workplace))
     assert [number for number, node in federation.nodes.items() if node.poll() is None] == running
-    # The keys are where an operator puts them, by default in memory; what they open is in no file.
+    # The keys are where an operator puts them, by default in memory; the states that they open are in no file.
     left = keys_in(states)
     assert len(left) >= len(running) - 1
     secrets = [part for key in left for part in (key.read_bytes(), bytes.fromhex(key.stem), key.stem.encode())]
@@ -135,7 +135,7 @@ def keys_in(states: Path) -> list[Path]:
 
 
 def apps_of(workplace: Any) -> list[int]:
-    """Return the processes of apps, of the server's and of clients'."""
+    """Return the processes of the server's and clients' apps."""
     return [pid for pid in workplace.processes() if b"flwr-" in command_of(pid)]
 
 

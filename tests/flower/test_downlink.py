@@ -30,7 +30,7 @@ SCENARIOS = ["enclave_told"]
 
 
 class Federation:
-    """Clients that move half of the way to a goal of their own near the common one, and keep what they were sent."""
+    """Clients that move half of the way to their own goals near a common one, and keep the messages they received."""
 
     def __init__(self, folder: Path, protocol: str, **settings: Any) -> None:
         self.inner = MemoryGrid(lenient(folder), self.train)
@@ -55,14 +55,14 @@ class Federation:
         self.model, _ = self.inner.round(self.grid, self.model)
 
     def down(self, node: int = 0) -> int:
-        """Return the bytes that a node was sent with its model last: arrays, and records of the protocol."""
+        """Return the bytes last sent to a node with its model: arrays, and records of the protocol."""
         sent = [m for m in self.inner.sent if m.metadata.dst_node_id == 100 + node and m.content.array_records]
         records = sent[-1].content
         arrays = sum(len(a.data) for record in records.array_records.values() for a in record.values())
         return arrays + sum(len(v) for v in records.config_records["secagg"].values() if isinstance(v, bytes))
 
     def are_alike(self) -> bool:
-        """Whether all clients that took part last trained one model."""
+        """Whether all clients of the last round trained the same model."""
         digests = {b"".join(v.tobytes() for v in model.values()) for model in self.received.values()}
         return len(digests) == 1
 
@@ -126,7 +126,7 @@ def test_an_evaluated_model_is_not_sent_again(folders: Path) -> None:
 
 
 def test_the_rate_follows_from_the_losses_with_noise(folders: Path) -> None:
-    """A quadratic loss rises by the mean square of the noise, so that its harm is known."""
+    """A quadratic loss rises by the mean square of the noise, so its harm is known."""
     made = Federation(folders, "enclave", **AUTO)
     for _ in range(5):
         made.round()
@@ -169,7 +169,7 @@ def test_nodes_of_a_simulation_keep_the_model_between_rounds(outcomes: dict[str,
     assert outcome["left"] == 0
     assert len(outcome["down"]) == 8
     for first, *others in outcome["down"]:
-        # 20,000 values of 32 bits, of which the model in steps has 8 at most.
+        # 20,000 values of 32 bits; the model in steps has at most 8.
         assert first < 26_000
         assert len(others) == 3
         assert max(others) < first / 2

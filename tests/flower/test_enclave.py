@@ -1,4 +1,4 @@
-"""Rounds of the enclave in Flower's simulation: means as plain strategies have them, and policies that hold."""
+"""Rounds of the enclave in Flower's simulation: means equal to plain strategies', and enforced policies."""
 
 from __future__ import annotations
 

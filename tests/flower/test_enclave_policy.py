@@ -1,4 +1,4 @@
-"""What a node's operator pins: a file of measurements, and no enclave without one."""
+"""A node's operator pins a file of measurements; without one no enclave is accepted."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_policy_of_an_operator_takes_the_place_of_the_apps_judge(tmp_path: P
 
 
 def test_a_policy_that_cannot_be_read_is_said_before_there_is_an_enclave(tmp_path: Path) -> None:
-    """Otherwise a misspelt path passes every trial with a simulated enclave, and fails in the deployment."""
+    """Otherwise a misspelt path passes every trial with a simulated enclave, but fails in deployment."""
     node = replace(NODE, allow_simulated_enclave=True, enclave_policy=str(tmp_path / "enclave.jsn"))
     with pytest.raises(InvalidParameters, match=r"cannot read the enclave policy .*enclave\.jsn"):
         NodeJudge(node, None).judge(SimulatedEvidence(bytes(64)), bytes(64), datetime.now(UTC))

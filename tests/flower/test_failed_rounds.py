@@ -1,4 +1,4 @@
-"""Runs of real strategies with failing rounds: what is kept, what the result says, and what is never asked twice."""
+"""Runs of real strategies with failing rounds: the kept state, the reported result, and no repeated updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Nodes(MemoryGrid):
         super().__init__(mod, train or adding(0.125))  # type: ignore[arg-type]
         self.number, self.begun = 0, [0] * self.clients
         self.models, self.trained = dict[int, dict[str, Any]](), list[int]()
-        """The model that was sent in each round, and the rounds of all messages that asked for an update."""
+        """The model sent in each round, and the rounds of all requests for updates."""
 
     @property
     def sessions(self) -> int:
@@ -102,7 +102,7 @@ def test_a_failed_round_keeps_the_model_and_is_in_the_result(folders: Path, make
     metrics = {number: dict(record) for number, record in result.train_metrics_clientapp.items()}
     assert [number for number, record in metrics.items() if SKIPPED in record] == [2]
     assert list(metrics) == [1, 2, 3, 4]
-    # Neither the model nor what the strategy keeps from round to round moved.
+    # Neither the model nor the strategy's state changed.
     for name, values in inner.models[2].items():
         assert np.array_equal(inner.models[3][name], values)
         assert not np.array_equal(inner.models[4][name], values)
@@ -157,7 +157,7 @@ def test_a_round_begins_again_only_where_nobody_was_asked_for_an_update(
 
 
 def test_after_an_upload_left_no_second_sum_of_the_round_is_made(folders: Path) -> None:
-    """The difference of two sums of the same training, over different clients, is an update."""
+    """The difference of two sums of the same training, over different clients, would be an update."""
     inner = Nodes(folders, lost=lambda number: number == 2)
     result = started(inner, strategy(), 3, settings(on_failure="retry"))
     assert [inner.trained.count(number) for number in (1, 2, 3)] == [CLIENTS] * 3
@@ -167,7 +167,7 @@ def test_after_an_upload_left_no_second_sum_of_the_round_is_made(folders: Path) 
 def test_attempts_to_begin_a_round_again_are_limited(folders: Path) -> None:
     inner = Nodes(folders, at="first", lost=lambda number: number > 1)
     result = started(inner, strategy(), 4, settings(on_failure="retry", failed_rounds=2))
-    # Three rounds of three attempts each.
+    # Three rounds with three attempts each.
     assert inner.sessions == 1 + 3 * 3
     assert np.abs(arrays_of(result)["w"] - MODEL["w"] - 0.375).max() < STEP
 
@@ -198,7 +198,7 @@ COUNTED: dict[str, Any] = {"w": np.zeros((4, 3), np.float32), "steps": np.array(
 
 
 def counting(model: Any, node: int) -> dict[str, Any]:
-    """Train as PyTorch does, whose counters are integers whatever was loaded into them."""
+    """Train like PyTorch, whose counters are integers whatever is loaded into them."""
     return {"w": model["w"] + np.float32(0.125 * (node + 1)), "steps": np.asarray(model["steps"]).astype(np.int64) + 50}
 
 
@@ -207,7 +207,7 @@ def test_a_second_phase_trains_a_model_with_counters(folders: Path) -> None:
     first = started(inner, strategy(), 2, settings(), COUNTED)
     steps = arrays_of(first)["steps"]
     assert (steps.dtype, int(steps)) == (np.dtype(np.int64), 107)
-    # With another grid and strategy; a loop of one's own may have made floats of them.
+    # With another grid and strategy; a custom loop may have turned them into floats.
     second = started(inner, strategy("FedAvgM", server_momentum=0.5), 1, settings(), arrays_of(first))
     third = started(inner, strategy(), 1, settings(), {n: v * 1.0 for n, v in arrays_of(second).items()})
     assert (arrays_of(third)["steps"].dtype, int(arrays_of(third)["steps"])) == (np.dtype(np.int64), 207)
@@ -215,7 +215,7 @@ def test_a_second_phase_trains_a_model_with_counters(folders: Path) -> None:
 
 
 def test_a_resumed_run_takes_whole_floats_for_counters(folders: Path) -> None:
-    # A process that never saw the model as it was, and a file whose counters are floats.
+    # A process that never saw the original model, and a file whose counters are floats.
     saved = {"w": COUNTED["w"], "steps": np.array(107.0)}
     inner = Nodes(folders, counting, lost=lambda _: False)
     result = started(inner, strategy(), 1, settings(clip=64.0), saved)
@@ -227,7 +227,7 @@ def test_a_resumed_run_takes_whole_floats_for_counters(folders: Path) -> None:
 
 
 def own(base: str, method: str, **attributes: Any) -> Any:
-    """Return a subclass that would do more with single results than average them."""
+    """Return a subclass that uses single results for more than averaging."""
     kinds = pytest.importorskip("flwr.serverapp.strategy")
     plain = getattr(kinds, base)
     kind = type("Mine", (plain,), {method: getattr(plain, method), **attributes})
@@ -283,7 +283,7 @@ def test_a_failed_round_of_the_legacy_workflow_is_skipped_and_in_its_history(fol
     chosen._plain = workflow  # noqa: SLF001 -- in the place of Flower's
     for _ in range(7):
         chosen(MemoryGrid(lenient(folders), adding(0.125)), context)  # type: ignore[arg-type]
-    # The fifth is the second in a row, after which nobody is asked.
+    # The fifth is the second in a row, after which no client is asked.
     assert rounds == [1, 2, 3, 4, 5]
     assert context.history.metrics_distributed_fit == {SKIPPED: [(2, 1), (4, 1), (5, 1), (6, 1), (7, 1)]}
 
@@ -327,7 +327,7 @@ def test_the_error_of_a_caller_without_a_strategy_is_its_own(folders: Path) -> N
 
 
 def failing(nodes: range, from_round: int = 1) -> Train:
-    """Return training that fails at some nodes, as that of an app does which returns a part of the model."""
+    """Return training that fails at some nodes, like an app that returns part of the model."""
     rounds = [0] * CLIENTS
 
     def train(model: Any, node: int) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def failing(nodes: range, from_round: int = 1) -> Train:
 def test_failed_trainings_are_in_no_mean_and_in_the_result(folders: Path, given: dict[str, Any], log: Any) -> None:
     inner = Nodes(folders, failing(range(3, 5)), lost=lambda _: False)
     result = started(inner, strategy(), 1, settings(metrics="loss", **given))
-    # The mean of those that trained, and not three fifths of it.
+    # The mean over the clients that trained, not three fifths of it.
     assert np.abs(arrays_of(result)["w"] - MODEL["w"] - 0.25).max() < STEP
     (metrics,) = result.train_metrics_clientapp.values()
     assert metrics["loss"] == pytest.approx(1.0, abs=1e-3)
@@ -371,7 +371,7 @@ def test_a_round_in_which_nobody_trained_fails_the_run(folders: Path) -> None:
 def test_a_model_at_which_too_many_fail_is_not_sent_again_and_the_last_good_one_is_the_result(
     folders: Path, on_failure: str, least: int, nodes: range, log: Any
 ) -> None:
-    """A second sum of that model, over other clients, would show an update."""
+    """A second sum of that model, over other clients, would reveal an update."""
     inner = Nodes(folders, failing(nodes, 2), lost=lambda _: False)
     result = started(inner, strategy(), 5, settings(on_failure=on_failure, minimum_trained=least))
     assert max(inner.trained) == 2

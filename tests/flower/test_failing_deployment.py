@@ -29,7 +29,7 @@ def app(workplace: Any, make_app: Callable[..., Any]) -> Any:
 
 
 def means(lab: Any, rounds: list[tuple[int, list[int]]]) -> Any:
-    """Return the layer after rounds, each by its number and who trained in it."""
+    """Return the layer after rounds, each given by its number and the clients that trained."""
     layer = lab.initial_model()["layer"].astype(np.float64)
     for number, who in rounds:
         layer += np.mean([lab.change(p, number, "layer") for p in who], axis=0)

@@ -1,4 +1,4 @@
-"""Keys for active mode: made once, private where they are, and refused where they do not belong together."""
+"""Keys for active mode: made once, stored privately, and refused if they do not match."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secagg.session.identities import load_authority, load_identity, load_roster
 
 
 def test_the_command_makes_keys_that_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # By the older name too.
+    # Also by the older name.
     assert main(["keys", "--clients", "2", "--out", str(tmp_path / "keys")]) == 0
     assert main(["keys", "--clients", "3", "--out", str(tmp_path / "keys")]) == 0
     roster = load_roster(tmp_path / "keys" / "roster.txt")

@@ -1,4 +1,4 @@
-"""The plug-in where Flower is not installed."""
+"""The plug-in without Flower installed."""
 
 from __future__ import annotations
 

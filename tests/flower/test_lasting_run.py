@@ -1,4 +1,4 @@
-"""An adapter on SuperNodes that are processes: one is killed while it trains, one joins late, and a run goes on."""
+"""An adapter on SuperNodes in processes: one is killed while it trains, one joins late, and another run continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES, KILLED, LATE = 4, 3, 4
 
 
 def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:
-    """Do as an operator does: remove the SuperNode that ended, and start another one."""
+    """Act as an operator: remove the ended SuperNode, and start another one."""
     while not is_over.wait(0.2):
         if federation.nodes[KILLED].poll() is not None and not federation.removed:
             federation.remove(KILLED)
@@ -26,7 +26,7 @@ def replace_the_dead(federation: Federation, is_over: threading.Event) -> None:
 
 
 def due(*rounds: set[int]) -> float:
-    """Return what every value is after rounds, by who trained in each."""
+    """Return the value of every element after rounds, given the clients that trained in each."""
     return sum(float(np.mean([(number + 1) / 16 for number in who])) for who in rounds)
 
 

@@ -1,4 +1,4 @@
-"""What is aggregated of a model, under which scheme, and how a mean becomes a model again."""
+"""The aggregated tensors of a model, their schemes, and the model made from a mean."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parameters(settings: SecAggSettings | None = None, clients: int = 100, **cha
 
 
 def test_means_of_differences_give_the_model_back_with_every_dtype_kept() -> None:
-    """Floats weigh by examples; integers, whose low bits would tell clients apart, weigh the same."""
+    """Floats are weighted by examples; integers, whose low bits would distinguish clients, have equal weights."""
     update, payloads = parameters(), list[Any]()
     for by, count, examples in ((0.5, 4, 256), (-0.1, 8, 768)):
         values = differences(model(), trained(by, count), integer_bound(update, model()))

@@ -1,4 +1,4 @@
-"""What the operator of a SuperNode can force, and what not: each way is tried in a federation of processes."""
+"""What a SuperNode's operator can and cannot enforce, tried in a federation of processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.flower_federation import PATIENT, Federation
 pytestmark = pytest.mark.flower
 APPS = Path(__file__).resolve().parent / "apps"
 REQUIRED, TRUSTED, ISOLATED = range(3)
-"""A node that forces the mod, one that asks for signed bundles, and one whose app runs in a process of its own."""
+"""A node that requires the mod, one that requires signed bundles, and one that runs its app in a separate process."""
 ENTITY = "fpk_hospital"
 SERVER = """
 import json, time
@@ -38,7 +38,7 @@ def main(grid, context):
         node = str(reply.metadata.src_node_id)
         print("RESULT", json.dumps({"node": node, "said": said}), flush=True)
 """
-"""It asks each node for what it has, in the clear."""
+"""A server app that asks each node for its data in the clear."""
 CLIENT = """
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -49,7 +49,7 @@ def query(message, context):
     return Message(RecordDict({"data-of-the-node": ConfigRecord()}), reply_to=message)
 """
 SHADOW = "class SecAggMod:\n    def __call__(self, message, context, call_next): return call_next(message, context)\n"
-"""A package of the library's name, in which the mod does nothing."""
+"""A package with the library's name whose mod does nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def federation(workplace: Any) -> Iterator[Federation]:
 
 
 def answers(federation: Federation, app: Path) -> list[Any]:
-    """Return what the nodes told the server, by their numbers."""
+    """Return the nodes' answers to the server, by number."""
     said = dict[str, Any]()
     for result in federation.run(app):
         said[result["node"]] = result["said"]
@@ -121,7 +121,7 @@ def openssh(key: Ed25519PrivateKey) -> str:
 
 
 def test_a_signature_is_over_the_bundle_and_by_a_key_that_the_node_pins() -> None:
-    """Flower's own check, on a bundle signed as its hub does; it binds no version, so an older bundle passes too."""
+    """Run Flower's own check on a bundle signed like its hub's; it binds no version, so an older bundle passes too."""
     internal = pytest.importorskip("flwr.supernode.start_client_internal")
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 

@@ -1,4 +1,4 @@
-"""Noise of a Flower run's clients: that it is there, that each insists on it, and what it does not go together with."""
+"""Noise of a Flower run's clients: its presence, each client's requirement, and settings that exclude it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deviation_of(arrays: dict[str, Any], plain: float) -> float:
 
 
 def due() -> float:
-    """Return the deviation of the mean's noise: five clients add what three of them owe."""
+    """Return the deviation of the mean's noise: five clients add shares planned for three."""
     return 2 * 2 * 0.5 * sqrt(CLIENTS / (LEAST - 1)) / CLIENTS
 
 
@@ -46,7 +46,7 @@ def test_the_mean_has_the_noise_and_the_log_its_epsilon(folders: Path, log: Any)
 
 
 def test_a_round_in_which_all_trainings_failed_is_not_without_a_word(folders: Path, log: Any) -> None:
-    """The model moves by noise, and no count in the sum says that nobody trained."""
+    """The model changes by noise, and no count in the sum shows that no client trained."""
     given, said = {**NOISE, "noise": 0.01}, "the sum is no longer than its noise alone, so perhaps no client trained"
 
     def failing(*_: Any) -> Any:
@@ -111,7 +111,7 @@ def test_tensors_of_integers_have_no_norm() -> None:
 
 
 def test_a_client_adds_no_noise_to_a_round_whose_parameters_have_more_than_one_norm() -> None:
-    """A server chooses the parameters; noise is for what this client can bound."""
+    """A server chooses the parameters; noise only protects values that this client bounds."""
     update = SchemeChoice(SecAggSettings(weighting="uniform", metrics="loss"), CLIENTS).parameters(
         MODEL, seed=bytes(32), epoch=1
     )
@@ -129,7 +129,7 @@ def test_an_operator_raises_noise_and_lowers_the_norm_and_nothing_else(folders: 
 
 
 BUDGET: dict[str, Any] = {"epsilon": 5.0}
-"""Pays for three sums of this noise, and not for four."""
+"""A budget for three sums with this noise, not four."""
 
 
 def certified(folders: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def certified(folders: Path) -> dict[str, Any]:
 
 
 def has_sum(folders: Path, number: int, client: dict[str, Any], **changes: Any) -> bool:
-    """Whether a new run of one round has a sum, with new processes of everybody, a model and updates of its own."""
+    """Whether a new run of one round has a sum, with new processes, a new model and new updates."""
     inner = MemoryGrid(lenient(folders, **{**NOISE, **client}), adding(0.001 * number))
     grid = grid_of(inner, settings_of(folders, "pairwise", **{**certified(folders), **NOISE, **STEPS, **changes}))
     try:

@@ -1,4 +1,4 @@
-"""One message a client in Flower: holders in processes of their own, and what is missing."""
+"""One message per client in Flower: holders in separate processes, and missing settings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_exchange_gives_the_mean_and_a_holder_may_be_gone(standing: Standing
     other = {name: values + 1 for name, values in MODEL.items()}
     arrays, metrics = inner.round(grid, other)
     assert np.allclose(arrays["w"], 1.375, atol=2**-16)
-    # Ten examples weigh as much as a quarter of the full 1,024.
+    # Ten examples have the weight of a quarter of the full 1,024.
     assert metrics["num-examples"] == 256 * CLIENTS
     assert [name for name, _ in grid.stages] == ["upload"]
     assert len(inner.sent) == 2 * CLIENTS
@@ -122,7 +122,7 @@ def test_holders_that_stay_away_are_named_and_nothing_is_released(standing: Stan
     with pytest.raises(ThresholdNotMet, match=lacking):
         inner.round(grid, other)
     assert "the server learned nothing" in log.text
-    # The next round asks no client for anything.
+    # The next round sends clients nothing.
     trained.clear()
     with pytest.raises(HelperLost, match=r"a sum needs 3 of its 4 holders, and holder/0 at .*, holder/3 at "):
         inner.round(grid, {name: values + 2 for name, values in MODEL.items()})
@@ -175,7 +175,7 @@ def test_bounds_are_those_of_every_value_of_a_segment() -> None:
 
 
 def test_a_node_follows_no_server_back_to_an_older_epoch(folders: Path) -> None:
-    """The authority began epoch 2 without waiting for the end of 1: its holders are not to be trusted any more."""
+    """The authority began epoch 2 before the end of epoch 1, whose holders are no longer trusted."""
     first, second = (settings_of(folders, "one-message", **holding(folders, number)) for number in (1, 2))
     inner = MemoryGrid(mod(folders), adding(0.125))
     inner.round(grid_of(inner, second), MODEL)

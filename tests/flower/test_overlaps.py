@@ -1,4 +1,4 @@
-"""Training that outlives its session, on nodes that do two messages at once, as those of a simulation do."""
+"""Training that outlives its session, on nodes that process two messages at once, as in a simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW = 4
 
 
 class Workers(MemoryGrid):
-    """Nodes as the workers of Flower's simulation: each message has a copy of the state, which is stored at its end.
+    """Nodes like the workers of Flower's simulation: each message has a copy of the state, which is stored at its end.
 
     The slow node's training in the first session ends after the node's first answer in the second one.
     """

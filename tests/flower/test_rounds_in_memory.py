@@ -1,4 +1,4 @@
-"""Rounds of real mods and a real grid without a simulation: messages go from the one to the other in this process."""
+"""Rounds of real mods and a real grid without a simulation: messages are passed within this process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::Deprecatio
 CLIENTS = 5
 RUN = 7
 Train = Callable[[Any, int], dict[str, Any]]
-"""Given the model that was sent and who trains, what training returns: arrays by name, and metrics."""
+"""Training: maps the sent model and the client to arrays by name, and metrics."""
 
 
 class MemoryGrid:
-    """A grid whose nodes answer at once, by a mod around a function; what it is told of one node alone it forgets."""
+    """A grid whose nodes answer immediately, with a mod around a function; it drops settings of a single node."""
 
     def __init__(self, mod: plugin.SecAggMod, train: Train, clients: int = CLIENTS, run: int = RUN) -> None:
         flwr = pytest.importorskip("flwr.app")
@@ -51,7 +51,7 @@ class MemoryGrid:
         return self.flwr.Context(self.run.run_id, 100 + node, {"partition-id": node}, self.flwr.RecordDict(), {})
 
     def call(self, message: Any, context: Any) -> Any:
-        """Stand for the app's function."""
+        """Act as the app's function."""
         flwr = self.flwr
         arrays = {n: a.numpy() for record in message.content.array_records.values() for n, a in record.items()}
         returned = self.train(arrays, context.node_config["partition-id"])
@@ -68,7 +68,7 @@ class MemoryGrid:
             message.metadata.__dict__["_message_id"] = identity
             self.sent.append(message)
             node = message.metadata.dst_node_id - 100
-            # As through a SuperLink: nobody shares a record with anybody.
+            # As through a SuperLink: no two parties share a record.
             records = {name: type(record)(dict(record.items())) for name, record in message.content.items()}
             copy = self.flwr.Message(
                 self.flwr.RecordDict(records), message.metadata.dst_node_id, message.metadata.message_type
@@ -91,7 +91,7 @@ class MemoryGrid:
         return [flwr.Message(flwr.RecordDict({"arrays": arrays}), 100 + node, kind) for node in range(self.clients)]
 
     def round(self, grid: Any, model: dict[str, Any], kind: str = "train") -> tuple[dict[str, Any], dict[str, Any]]:
-        """Run a round, and return the arrays and the metrics that a strategy is given."""
+        """Run a round, and return the arrays and metrics that a strategy receives."""
         reply = next(iter(grid.send_and_receive(self.messages(model, kind), timeout=60)))
         arrays = {n: a.numpy() for record in reply.content.array_records.values() for n, a in record.items()}
         return arrays, dict(reply.content.metric_records["metrics"].items())
@@ -105,7 +105,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    # The rounds of a run are counted in the process of its server, which also remembers the types of its models.
+    # The server's process counts the rounds of a run, and remembers the types of its models.
     from secagg.flower import server_grid  # noqa: PLC0415 -- needs Flower
 
     monkeypatch.setattr(server_grid, "_ROUNDS", dict[int, int]())
@@ -226,13 +226,13 @@ def test_a_registered_protocol_that_a_client_does_not_name_gets_nothing(folders:
 
 @pytest.fixture
 def custom(tmp_path: Path) -> str:
-    """Return the name of the tutorial's scheme, in a file that is in no package."""
+    """Return the name of the tutorial's scheme, in a file outside any package."""
     (tmp_path / "my_scheme.py").write_text(tutorial_scheme(), encoding="utf-8")
     return f"{tmp_path / 'my_scheme.py'}:Ternary"
 
 
 def moving(sizes: dict[str, float], seed: int = 1) -> Train:
-    """Move every client's tensors by values of these sizes at random, about a common change half as large."""
+    """Change every client's tensors by random values of these sizes, around a common change half as large."""
 
     def train(sent: Any, node: int) -> dict[str, Any]:
         drawn, common = np.random.default_rng([seed, node]), np.random.default_rng(seed)
@@ -289,7 +289,7 @@ def test_a_server_names_no_scheme_that_it_cannot_import(folders: Path) -> None:
 def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
     folders: Path, protocol: str, compression: str, log: Any
 ) -> None:
-    """Clients that hardly agree have a mean far shorter than each of them; scales of the mean would cut them off."""
+    """Clients that hardly agree have a mean much shorter than their updates; scales from the mean would clip them."""
     sizes = {"w": 0.01}
     inner, grid = begun(
         MemoryGrid(lenient(folders), moving(sizes)), settings_of(folders, protocol, compression=compression)
@@ -305,7 +305,7 @@ def test_scales_follow_what_clients_tell_and_not_the_mean_which_is_smaller(
 
 
 class MuteGrid(MemoryGrid):
-    """A grid whose first node never answers, and a clock that goes on with every look at the answers."""
+    """A grid whose first node never answers, and a clock that advances with every poll."""
 
     now = 0.0
 
@@ -327,7 +327,7 @@ def test_a_node_that_is_silent_costs_the_timeout_and_is_in_no_sum(
 
 
 def run_again(folders: Path, protocol: str, run: int, train: Train, model: Any = MODEL, **policy: Any) -> str:
-    """Run a round of a run whose nodes have none of their state, and return what ended it."""
+    """Run a round on nodes that lost their state, and return the error."""
     inner, grid = begun(MemoryGrid(lenient(folders, **policy), train, run=run), settings_of(folders, protocol))
     try:
         inner.round(grid, model)
@@ -434,7 +434,7 @@ def test_booleans_stay_as_they_were_sent(folders: Path) -> None:
     )
     arrays, _ = inner.round(grid, model)
     assert (arrays["mask"].dtype, arrays["mask"].tolist()) == (np.dtype(bool), [True, False])
-    # A strategy multiplies what it is given by floats.
+    # A strategy multiplies its inputs by floats.
     arrays, _ = inner.round(grid, {name: values * 1.0 for name, values in arrays.items()})
     assert arrays["mask"].dtype == np.dtype(bool)
     flipping = MemoryGrid(lenient(folders), lambda m, _: {**m, "mask": ~m["mask"]}, run=RUN + 1)
@@ -451,7 +451,7 @@ def test_adapters_alone_are_summed_where_patterns_name_them(folders: Path, retur
     }
 
     def train(sent: Any, _: int) -> dict[str, Any]:
-        # What a client makes of the other tensors stays with it.
+        # A client keeps its changes to the other tensors.
         return {n: v + 0.5 for n, v in sent.items() if fnmatchcase(n, returned)}
 
     inner = MemoryGrid(lenient(folders), train)
@@ -479,7 +479,7 @@ def test_metrics_of_evaluation_are_summed_on_request(folders: Path, protocol: st
     counts = {"num-examples": CLIENTS, "secagg-trained": CLIENTS, "secagg-failed": 0}
     assert metrics == {**counts, "accuracy": pytest.approx(0.2, abs=1e-6)}
     assert "evaluation is not aggregated securely" not in log.text
-    # The same model is trained afterwards.
+    # Afterwards the same model is trained.
     inner.train = adding(0.1)
     inner.round(grid, MODEL)
 
@@ -551,11 +551,11 @@ def test_a_client_that_leaves_over_a_message_leaves_no_key_to_its_state(folders:
 
 
 Alter = Callable[[MemoryGrid, Any, Any], Any]
-"""Given a grid, what it sent and its reply, the reply that comes back."""
+"""Maps a grid, its message and its reply to the reply that is returned."""
 
 
 class AlteringGrid(MemoryGrid):
-    """A grid whose first node answers as a test likes."""
+    """A grid whose first node answers as a test requires."""
 
     def __init__(self, mod: plugin.SecAggMod, alter: Alter) -> None:
         super().__init__(mod, adding(0.125))
@@ -571,7 +571,7 @@ class AlteringGrid(MemoryGrid):
 
 
 def lost_later(grid: MemoryGrid, sent: Any, reply: Any) -> Any:
-    """Lose a node after its first answer, as a SuperLink says it, in its own name."""
+    """Lose a node after its first answer, as reported by a SuperLink in its own name."""
     if len(grid.sent) <= CLIENTS:
         return reply
     lost = grid.flwr.Message(grid.flwr.Error(code=3, reason="gone"), reply_to=sent)
@@ -626,7 +626,7 @@ def test_whatever_a_node_answers_leaves_it_out_and_nobody_else(
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "answers"])
 def test_an_error_of_a_round_whose_clients_lack_the_mod_asks_about_it(folders: Path, *, fails: bool, log: Any) -> None:
-    """An app without the mod is given a message without a model: it raises an error, or answers in the clear."""
+    """An app without the mod receives a message without a model: it raises an error, or answers in the clear."""
 
     def bare(message: Any, context: Any, call_next: Any) -> Any:
         del context, call_next
@@ -644,7 +644,7 @@ def test_an_error_of_a_round_whose_clients_lack_the_mod_asks_about_it(folders: P
 
 @pytest.mark.parametrize("gap", [[], [None]])
 def test_a_message_that_could_not_be_pushed_is_its_own_nodes_loss(folders: Path, gap: list[None], log: Any) -> None:
-    """Grids say nothing of such a message, or that it has no identifier; either must not shift the others."""
+    """Grids omit such a message or return no identifier for it; neither must shift the others."""
 
     class Failing(MemoryGrid):
         def push_messages(self, messages: Iterable[Any]) -> list[str]:
@@ -660,7 +660,7 @@ def test_a_message_that_could_not_be_pushed_is_its_own_nodes_loss(folders: Path,
             if self.sent[-1].metadata.dst_node_id == 104 and len(self.sent) == CLIENTS - 1:
                 for reply in found:
                     if reply.metadata.src_node_id == 104:
-                        # One more that leaves, as Flower's link says it.
+                        # One more node leaves, as Flower's link reports it.
                         reply.__dict__["_content"], reply.__dict__["_error"] = None, self.flwr.Error(3, "gone")
             return found
 
@@ -689,7 +689,7 @@ def test_a_node_that_requires_it_answers_nothing_in_the_clear_and_names_the_run(
     inner = MemoryGrid(lenient(folders), adding(0.125))
     if required is not None:
         (message,) = inner.messages(MODEL, kind)[:1]
-        # Without the operator's key an app's other functions are its own.
+        # Without the operator's key an app's other functions are not restricted.
         assert kind == "train" or inner.mod(message, inner.contexts[0], inner.call).has_content()
         inner.contexts[0].node_config["secagg-required"] = required
     (message,) = inner.messages(MODEL, kind)[:1]
@@ -773,7 +773,7 @@ def test_a_run_that_is_stopped_ends_its_round_and_wipes_its_keys(
     assert session.stage is None
     with pytest.raises(SecAggError):
         session.release()
-    # The same nodes take part in the next run; what was suspended is not gone on with.
+    # The same nodes take part in the next run; suspended states are not resumed.
     following = MemoryGrid(lenient(folders, allow_repeats=True), adding(0.25), run=RUN + 1)
     other = {name: values + 1 for name, values in MODEL.items()}
     following.round(grid_of(following, settings_of(folders, protocol)), other)

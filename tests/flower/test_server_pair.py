@@ -1,4 +1,4 @@
-"""The keys of two servers: a file for each operator, and one that names both; what is none is refused."""
+"""The keys of two servers: a file for each operator, and one that names both; invalid files are refused."""
 
 from __future__ import annotations
 

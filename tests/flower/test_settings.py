@@ -1,4 +1,4 @@
-"""Every key is checked by name; a client's policy is tightened and never loosened."""
+"""Every key is checked by name; a client's policy can be tightened, never loosened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE = ClientNode.of(
 
 
 def test_a_protocol_that_nodes_cannot_run_is_refused_by_servers_and_by_clients_with_the_reason() -> None:
-    """Both come here before anything is sent or answered; its own simulation would lose each client it suspends."""
+    """Both are checked before anything is sent or answered; its simulation would lose each suspended client."""
     with pytest.raises(
         InvalidParameters, match=r"cannot run on Flower: its clients resume from memory.*use 'pairwise'"
     ):
@@ -46,7 +46,7 @@ def test_the_example_lists_the_defaults(repository: Path) -> None:
 
 
 def test_the_example_names_every_setting_since_flower_refuses_others(repository: Path) -> None:
-    """`flwr run -c` takes no key that the app's configuration lacks: "Invalid run configuration"."""
+    """`flwr run -c` accepts only keys of the app's configuration: "Invalid run configuration"."""
     text = (repository / "examples/flower_quickstart/pyproject.toml").read_text(encoding="utf-8")
     named = set(re.findall(r"^(?:# )?secagg-([a-z-]+) =", text, re.MULTILINE))
     assert named == {name.replace("_", "-") for name in declared(SecAggSettings)}
@@ -213,7 +213,7 @@ def test_clients_with_certified_keys_do_not_trust_the_server() -> None:
 @pytest.mark.parametrize("invited", [3, 5, 8, 20, 200])
 @pytest.mark.parametrize("protocol", ["pairwise", "enclave", "two-servers", "one-message", "lightsecagg"])
 def test_a_platform_plans_what_the_library_plans(protocol: str, invited: int) -> None:
-    """Pairwise masks are compared where clients have keys, as they have in a simulation."""
+    """Pairwise masks are compared with clients' keys, as in a simulation."""
     own: dict[str, Any] = {"epoch": "record", "holders": "a.sock"} if protocol == "one-message" else {}
     on_platform = SecAggSettings(protocol=protocol, roster="roster.txt", **own)
     made = planned_settings(find(protocol), on_platform.facts(invited))

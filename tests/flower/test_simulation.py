@@ -1,4 +1,4 @@
-"""Rounds in Flower's simulation: the same model as plain strategies give, with dropouts at every stage."""
+"""Rounds in Flower's simulation: the same model as with plain strategies, with dropouts at every stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DROPPED = {
     "fail_training": [(8, 8), (8, 8), (8, 8), (8, 8)],
     "refuse_training": [(8, 8), (8, 8), (8, 8), (8, 8)],
 }
-"""A deployed federation has nodes that are killed at every stage."""
+"""In a deployed federation, nodes are killed at every stage."""
 
 
 SCENARIOS = [
@@ -35,7 +35,7 @@ SCENARIOS = [
     *("private", "not_averaging", "hybrid", "clipped", "silent", "pruning", "one_holder_killed"),
     *("sparse", "active:sparse", "sparse_threshold"),
 ]
-"""Of eight clients a full graph stands two that drop out."""
+"""A full graph of eight clients tolerates two dropouts."""
 
 
 def agrees(outcome: dict[str, Any], rounds: int = 1) -> None:
@@ -160,8 +160,8 @@ def test_a_state_that_comes_back_is_not_gone_on_from(outcomes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("name", "bound"),
-    # Random rounding has a deviation of about 5e-6 in the mean of one round. Momentum of 0.9 adds the first round's
-    # error 1.9 times to the second's, so the deviation there is sqrt(1.9^2 + 1) times as large.
+    # Random rounding has a deviation of about 5e-6 in one round's mean. Momentum of 0.9 adds the first round's
+    # error 1.9 times to the second's, so its deviation is sqrt(1.9^2 + 1) times as large.
     [("FedProx", 3e-5), ("FedAvgM", 6.5e-5), ("FedAdam", 5e-3), ("FedYogi", 5e-3), ("FedAdagrad", 5e-3)],
 )
 def test_strategies_that_average_agree_with_themselves(outcomes: dict[str, Any], name: str, bound: float) -> None:

@@ -1,4 +1,4 @@
-"""Rounds of two servers in Flower's simulation: plain strategies' means, and a server 0 that gets nothing else."""
+"""Rounds of two servers in Flower's simulation: plain strategies' means, and a server 0 that learns only these."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_agrees_with_plain_federated_averaging_within_the_error_of_quantiz
 
 
 def test_every_node_keeps_a_ledger_of_its_uploads_between_rounds(outcomes: dict[str, Any]) -> None:
-    # Those of other nodes stand there too.
+    # It also contains those of other nodes.
     assert outcomes["two"]["last"].count(outcomes["two"]["rounds"]) == 8
 
 

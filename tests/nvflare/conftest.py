@@ -1,4 +1,4 @@
-"""NVFlare for tests: sites in memory behind NVFlare's own filters and encoding, and jobs in processes of their own."""
+"""NVFlare for tests: sites in memory behind NVFlare's own filters and encoding, and jobs in separate processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def written(folder: Path, *command: str, home: Path, **more: str) -> str:
-    """Run a script of Python in a folder to its end, and return all that it wrote."""
+    """Run a Python script in a folder to its end, and return its output."""
     done = subprocess.run(  # noqa: S603 -- our own job
         [sys.executable, *command],
         cwd=folder,
@@ -44,6 +44,6 @@ def written(folder: Path, *command: str, home: Path, **more: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder in which clients with keys remember what they uploaded."""
+    """Return a folder for the ledgers of clients with keys."""
     monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "ledgers"))
     return tmp_path

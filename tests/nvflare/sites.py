@@ -46,7 +46,7 @@ SITES = 5
 
 
 def adding(site: Site, model: FLModel) -> FLModel:
-    """Train: a site adds its number in sixteenths, and says that it made one step more than that."""
+    """Train: a site adds its number in sixteenths, and reports its number of steps as one more than that."""
     params = {name: values + values.dtype.type(site.number / 16) for name, values in model.params.items()}
     return FLModel(
         params=params, metrics={"accuracy": site.number}, meta={MetaKey.NUM_STEPS_CURRENT_ROUND: site.number + 1}
@@ -54,7 +54,7 @@ def adding(site: Site, model: FLModel) -> FLModel:
 
 
 def crossed(shareable: Shareable) -> tuple[bytes, Shareable]:
-    """Return what crosses the wire, and what arrives."""
+    """Return the bytes on the wire, and the decoded object."""
     common_decomposers.register()
     fobs.register(NumpyArrayDecomposer)
     data = fobs.dumps(shareable)
@@ -87,13 +87,13 @@ class Site:
             self.context.put(key=key, value=value, private=True, sticky=False)
 
     def force(self, **arguments: Any) -> SiteClient:
-        """Do what the operator's privacy.json does."""
+        """Do the same as the operator's privacy.json."""
         client = self.components[SITE] = SiteClient(self.client.policy, **arguments)
         self.scope.append(SiteFilter())
         return client
 
     def do(self, task: str, data: Shareable) -> Shareable:
-        """Do what NVFlare's client runner does with a task."""
+        """Do the same as NVFlare's client runner with a task."""
         for key, value in ((FLContextKey.TASK_NAME, task), (FLContextKey.TASK_ID, f"{self.name} {task}")):
             self.context.set_prop(key, value, private=True, sticky=False)
         try:
@@ -110,7 +110,7 @@ class Site:
         return self.filtered(result, FilterKey.OUT)
 
     def filtered(self, shareable: Shareable, direction: str) -> Shareable:
-        """Put something through the filters of the site's scope, and those of the job."""
+        """Pass an object through the filters of the site's scope, and those of the job."""
         self.context.set_prop(FLContextKey.FILTER_DIRECTION, direction, private=True, sticky=False)
         is_stage = self.context.get_prop(FLContextKey.TASK_NAME) == STAGE_TASK
         for one in [*self.scope, *([] if is_stage else [self.filter])]:
@@ -120,7 +120,7 @@ class Site:
 
 @dataclass
 class Federation:
-    """A controller's tasks, and the sites that do them at once."""
+    """A controller's tasks, and the sites that do them immediately."""
 
     root: Path
     settings: SecAggSettings
@@ -130,7 +130,7 @@ class Federation:
     forging: Callable[[str, str, Shareable], Shareable] = lambda site, task, reply: reply  # noqa: ARG005 -- a site's
     task_name: str = "train"
     gone: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Which site is lost at which task."""
+    """The site that is lost at each task."""
     process: str = "00"
     """The number of the server's process."""
 
@@ -143,7 +143,7 @@ class Federation:
         }
         self.rounds, self.number = Rounds(self.settings), 0
         self.reached = list[bytes]()
-        """Everything that reached the server, as it was on the wire."""
+        """Everything that reached the server, in the form on the wire."""
         self.dead = set[str]()
         self.abort_signal, self.fl_ctx = Signal(), next(iter(self.sites.values())).context
         self.round: SiteRound
@@ -194,14 +194,14 @@ class Federation:
 
 
 def plain_mean(model: Model) -> dict[str, npt.NDArray[Any]]:
-    """Return what FedAvg of the same training gives."""
+    """Return the result of FedAvg with the same training."""
     numbers = range(1, SITES + 1)
     step = sum((number + 1) * number for number in numbers) / sum(number + 1 for number in numbers) / 16
     return {name: values + values.dtype.type(step) for name, values in model.items()}
 
 
 def weights_of(reply: Shareable) -> DXO | None:
-    """Return the model in what reached a server, if there is one."""
+    """Return the model in the data that reached a server, if any."""
     try:
         dxo = from_shareable(reply)
     except ValueError:

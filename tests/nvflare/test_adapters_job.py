@@ -1,4 +1,4 @@
-"""The example with NVFlare and PEFT: trainers in processes of their own, tensors of PyTorch, offloaded to disk."""
+"""The example with NVFlare and PEFT: trainers in separate processes, with PyTorch tensors offloaded to disk."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Site:
 
 
 def write_files(folder: Path, number: int, version: str = "1") -> None:
-    """Write what a site's operator has in its folder."""
+    """Write the files in a site operator's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_declaration(folder / "outcomes.toml")
     write_people(folder / "people.csv", people(number, 20 * number))
@@ -61,7 +61,7 @@ def context_of(engine: Any, name: str) -> FLContext:
 
 
 class Job(StatisticsController):
-    """A job whose tasks are done at once."""
+    """A job whose tasks are done immediately."""
 
     def __init__(self, root: Path, settings: dict[str, Any], policy: dict[str, Any], **changed: Any) -> None:
         super().__init__({**TABLE, **changed}, {"weighting": "uniform", **settings}, 60.0)
@@ -71,7 +71,7 @@ class Job(StatisticsController):
         self.failed = dict[str, Left]()
 
     def run(self) -> Any:
-        """Run the job, which a simulation does in a new folder."""
+        """Run the job in a new folder, like a simulation."""
         for file in self.root.rglob(TASK_FILE):
             file.unlink()
         workspace = SimpleNamespace(get_run_dir=lambda job: str(self.root / job))

@@ -34,7 +34,7 @@ AUTO: dict[str, Any] = {"compression": "peak", "weighting": "uniform", "rate": "
 
 
 class Trainers:
-    """Sites that move half of the way to a goal, and keep what they were sent."""
+    """Sites that move half of the way to a goal, and keep the messages they received."""
 
     def __init__(self) -> None:
         self.received = dict[int, dict[str, npt.NDArray[Any]]]()

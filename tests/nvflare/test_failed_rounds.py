@@ -1,4 +1,4 @@
-"""Runs of NVFlare's own controllers of which rounds fail: what is kept, and what the job's result says."""
+"""Runs of NVFlare's own controllers with failing rounds: the kept state, and the job's result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def counting(site: Site, model: FLModel) -> FLModel:
 
 
 class Momentum(FullModelShareableGenerator):
-    """A server's optimizer, as FedOpt has one: it moves at every call."""
+    """A server's optimizer, as in FedOpt: it steps at every call."""
 
     moved = 0
 
@@ -67,7 +67,7 @@ class Momentum(FullModelShareableGenerator):
 
 
 class Persistor(LearnablePersistor):
-    """Gives a model, and keeps what is saved."""
+    """Provides a model, and keeps saved ones."""
 
     def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Persistor(LearnablePersistor):
 
 
 class Lab:
-    """What a job's controller has around it; two sites are lost in some rounds."""
+    """The environment of a job's controller; two sites are lost in some rounds."""
 
     def __init__(self, folder: Path, controller: Any, lost: Callable[[int, str], bool]) -> None:
         self.asked = list[tuple[int, str]]()
@@ -159,7 +159,7 @@ def test_a_failed_round_keeps_the_model_and_is_in_the_jobs_result(folder: Path, 
     assert [SKIPPED in each for each in outcomes] == [False, True, False, False]
     assert "not enough clients: 4 must upload, 3 did" in outcomes[1][SKIPPED]
     assert outcomes[0]["contributors"] == SITES
-    # Three rounds of changes; the counter is a whole number in every round and in the file.
+    # Three rounds of changes; the counter is an integer in every round and in the file.
     last = lab.saved[-1]
     assert np.abs(last["w"] - MODEL["w"] - 3 * 3 / 16).max() < 3 * STEP
     assert (last["count"].dtype, last["count"].tolist()) == (np.dtype(np.int64), [9])

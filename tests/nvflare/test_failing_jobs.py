@@ -1,4 +1,4 @@
-"""Jobs of which rounds and trainings fail, in NVFlare's simulator, where each of four sites is a process."""
+"""Jobs with failing rounds and trainings, in NVFlare's simulator with four sites as processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 def outcomes(job: dict[str, Any]) -> list[str]:
-    """Return what became of each round: how many sites trained, or why it was skipped."""
+    """Return each round's outcome: the number of sites that trained, or why it was skipped."""
     return [str(one.get("secagg-trained", str(one.get("secagg-skipped")).partition(":")[0])) for one in job["rounds"]]
 
 
@@ -37,7 +37,7 @@ def require_models(job: dict[str, Any], due: list[tuple[float, int]]) -> None:
 def test_failed_rounds_are_skipped_and_failed_trainings_are_in_no_mean(jobs: dict[str, dict[str, Any]]) -> None:
     job, lost = jobs["skip"], "not enough clients"
     assert outcomes(job)[:5] == ["4", "2", lost, lost, "4"]
-    # Half failed in the second round: the step is that of the others, and no half of it.
+    # Half failed in the second round: the step is that of the others, not half of it.
     require_models(job, [(1.0, 5), (2.0, 7), (2.0, 7), (2.0, 7), (3.0, 9)])
     assert job["losses"] == [pytest.approx(0.99, abs=1e-6) if trained else None for trained in (1, 1, 0, 0, 1)]
 
@@ -52,7 +52,7 @@ def test_a_job_in_which_nobody_trains_any_more_fails_with_its_last_good_model(jo
 def test_a_second_phase_trains_from_counters_that_came_back_as_floats(jobs: dict[str, dict[str, Any]]) -> None:
     job = jobs["retry"]
     assert job["error"] == ""
-    # A round whose first stage failed begins again; one whose sites were asked for updates is skipped.
+    # A round whose first stage failed begins again; one that requested updates is skipped.
     assert outcomes(job) == ["4", "4", "not enough clients", "4"]
     require_models(job, [(4.0, 11), (5.0, 13), (5.0, 13), (6.0, 15)])
 

@@ -1,4 +1,4 @@
-"""NVFlare's example of Hugging Face: the Trainer of transformers and ``flare.patch`` stay as they are."""
+"""NVFlare's example of Hugging Face: transformers' Trainer and ``flare.patch`` stay unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = tuple[dict[str, Any], str]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Return what runs the job in a way, and returns the adapter that it ends with, and what was logged."""
+    """Return a function that runs a variant of the job, and returns its final adapter and the logs."""
     torch: Any = import_module("torch")
 
     def of(how: str) -> Run:
@@ -55,7 +55,7 @@ def test_a_patched_trainer_ends_near_its_plain_twin_and_sends_fewer_bytes_than_b
     away = sum(float((plain[name] - secured[name]).square().sum()) for name in names)
     up = [float(found) for found in re.findall(r"masked input: .*?received 3 \(([0-9.]+) kB\)", log)]
     values = sum(tensor.numel() for tensor in plain.values())
-    # Codes of 8 bits, of three clients in 10, and what a message has besides.
+    # Codes of 8 bits, in 10 for three clients, and the rest of a message.
     assert 1000 * up[1] / 3 < 10 / 8 * values + 5000 < 2 * values
     assert away < 0.15**2 * change
     assert "its change is lost" not in log

@@ -1,4 +1,4 @@
-"""The example in NVFlare's simulator, and what runs scripts of the lab."""
+"""The example in NVFlare's simulator, and a runner for the lab's scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEP = 2.0**-16
 
 
 def lab(folder: Path, script: str, kind: str) -> str:
-    """Run a script of the lab, and return all that it wrote."""
+    """Run a script of the lab, and return its output."""
     apps, home = folder / "apps", folder / "home"
     shutil.copytree(APPS, apps)
     shutil.copytree(EXAMPLE, apps, dirs_exist_ok=True)
@@ -44,7 +44,7 @@ def lab(folder: Path, script: str, kind: str) -> str:
 
 
 def end(folder: Path) -> None:
-    """End what a job left running: NVFlare starts a site that was killed again."""
+    """End a job's remaining processes: NVFlare restarts a killed site."""
     began = time.monotonic()
     while (left := [pid for pid in pids() if belongs(pid, folder)]) and time.monotonic() < began + 60:
         for pid in left:

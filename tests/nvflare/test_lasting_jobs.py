@@ -1,4 +1,4 @@
-"""Jobs that last: adapters at closed sites, by trainers in processes of their own that are late, slow and killed."""
+"""Long jobs: adapters at closed sites, with trainers in separate processes that are late, slow or killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 def require(job: dict[str, Any], trained: list[int], **parts: list[set[int]]) -> None:
-    """Check how many trained in each round, and a model by who trained each part of it."""
+    """Check the number of trainings in each round, and a model by the sites that trained each part."""
     assert "COMPLETED" in job["ended"]
     assert [one["secagg-trained"] for one in job["rounds"]] == trained
     for part, rounds in parts.items():
@@ -33,7 +33,7 @@ def require(job: dict[str, Any], trained: list[int], **parts: list[set[int]]) ->
 
 
 def test_a_site_that_joins_late_takes_part_in_the_next_job(jobs: dict[str, dict[str, Any]]) -> None:
-    """NVFlare gives a running job to no other site."""
+    """NVFlare adds no site to a running job."""
     first = {1, 2, 3}
     require(jobs["late"], [3, 3, 3], B=[first, first], A=[first])
     assert len(jobs["late"]["sites"]) == 3

@@ -1,4 +1,4 @@
-"""The one line: what it makes of a recipe, and which recipes it refuses."""
+"""``secure``: its changes to a recipe, and the recipes it refuses."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ pytestmark = [pytest.mark.nvflare, pytest.mark.filterwarnings("ignore::UserWarni
 
 
 class Takes(ModelAggregator):
-    """An aggregator that is given each update."""
+    """An aggregator that receives each update."""
 
     def accept_model(self, model: Any) -> None:
-        """Take one."""
+        """Accept an update."""
 
     def aggregate_model(self) -> Any:
-        """Give nothing."""
+        """Return nothing."""
 
     def reset_stats(self) -> None:
         """Forget."""
 
 
 def swarm() -> Any:
-    """Return the workflow of a swarm."""
+    """Return a swarm workflow."""
     return SwarmServerController(num_rounds=1)
 
 
@@ -61,7 +61,7 @@ def recipe(folder: Path, **more: Any) -> NumpyFedAvgRecipe:
 
 
 def exported(made: NumpyFedAvgRecipe, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return what the server and a site are configured with, and which code the job brings."""
+    """Return the configurations of the server and a site, and the code in the job."""
     made.export(str(folder / "job"))
     app = folder / "job" / "lab" / "app"
     server, client = (
@@ -81,7 +81,7 @@ def test_one_line_changes_the_controller_and_leaves_everything_else(tmp_path: Pa
     assert workflow["args"]["num_clients"] == 5
     assert code == ["client.py"]
     tasks = {executor["executor"]["path"].rpartition(".")[2]: executor["tasks"] for executor in client["executors"]}
-    # What a server would call otherwise has nobody who does it: nothing would mask what it returned.
+    # No executor handles other tasks of a server: nothing would mask their results.
     assert sorted(map(tuple, tasks.values())) == [("secagg",), ("train",)]
     for chain in (client["task_data_filters"], client["task_result_filters"]):
         assert [(part["tasks"], part["filters"][-1]["path"]) for part in chain] == [

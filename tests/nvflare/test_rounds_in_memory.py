@@ -1,4 +1,4 @@
-"""Rounds of every protocol over NVFlare's filters and encoding, and what a server could try with them."""
+"""Rounds of every protocol over NVFlare's filters and encoding, and a server's attacks on them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def federation(
 
 
 def plain_updates() -> list[bytes]:
-    """Return what a server must not see: what each site trained, and by how much that changed the model."""
+    """Return the values that a server must not see: each site's trained model, and its change."""
     return [
         part.tobytes()
         for number in range(1, SITES + 1)
@@ -125,7 +125,7 @@ def test_differences_integers_and_metrics_travel_as_scripts_return_them(folder: 
 
 
 def left(folder: Path, expected: Left, log: pytest.LogCaptureFixture, **more: Any) -> str:
-    """Run a round in which site-5 leaves with a code, and return what its log says."""
+    """Run a round in which site-5 leaves with a code, and return its log."""
     log.set_level(logging.DEBUG, "secagg.platforms")
     made = federation(folder, "pairwise", more.pop("settings", {}), {}, **more)
     made.run(MODEL)
@@ -161,7 +161,7 @@ def test_another_jobs_terms_are_refused(folder: Path, caplog: pytest.LogCaptureF
 
 
 def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(folder: Path) -> None:
-    """A privacy budget that was spent took the round and one of the model's three uploads as well."""
+    """Regression: a spent privacy budget also used up the round and one of the model's three uploads."""
     made = federation(folder, "pairwise", {}, {})
     terms = made.rounds.begun(MODEL, clients=SITES, task=f"{task_of(made.fl_ctx)} 00", number=1, weighted_by="n").terms
     begun = made.sites["site-1"].client._node(made.fl_ctx).begun(terms)  # noqa: SLF001 -- no session asks for so much
@@ -177,7 +177,7 @@ def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(fol
 
 
 def test_a_server_names_one_task_in_a_job(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A task has bounds of its own, so a server with a new task for each round would bisect what they cut."""
+    """Each task has its own bounds, so a server with a new task for each round could bisect the clipped values."""
     caplog.set_level(logging.DEBUG, "secagg.platforms")
     made = federation(folder, "pairwise", {}, {})
     made.run(MODEL)
@@ -236,7 +236,7 @@ def test_whatever_training_returns_the_server_sees_an_upload(
 
 
 def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(folder: Path) -> None:
-    """Ring elements of 0 stand for the least value where a scheme has a zero point, and moved the mean."""
+    """Regression: with a zero point, ring elements of 0 represent the minimum value, and moved the mean."""
     text = tutorial_scheme().replace("from_integers(codes)", "from_integers(codes + 1)")
     text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.contributors) *")
     text = text.replace("return self.segment.ring.lift", "return (self.segment.ring.lift")
@@ -279,7 +279,7 @@ def test_a_round_that_was_uploaded_for_is_refused_a_second_time(folder: Path) ->
 
 def test_a_site_answers_for_itself_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = federation(folder, "pairwise", {"mode": "active"}, {})
-    # Site 4 was given the key file of site 5.
+    # Site 4 has the key file of site 5.
     (made.sites["site-4"].local / SITE_FILE).write_text(
         json.dumps({"secagg-identity": str(folder / "keys" / "client-5.key")})
     )
@@ -295,7 +295,7 @@ KEYED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("two-servers", {"weighting": "uniform"}, {"allow_simulated_second_server": True}, "train"),
     ("one-message", {}, {}, "train"),
 ]
-"""For each protocol of clients with keys, the task in which a client is heard first, or uploads."""
+"""For each protocol with clients' keys, the task in which a client first answers, or uploads."""
 
 
 @pytest.mark.parametrize("case", KEYED)
@@ -318,7 +318,7 @@ def test_garbage_in_another_clients_name_excludes_nobody_but_its_sender(
 
 
 class Tensor:
-    """What PyTorch's tensors have of what is used here; of 16 bits NumPy reads none."""
+    """The used interface of PyTorch's tensors; NumPy cannot read their 16-bit type."""
 
     def __init__(self, values: Any, dtype: str = "torch.float32") -> None:
         self.values, self.dtype = np.asarray(values), dtype
@@ -366,7 +366,7 @@ def test_a_script_that_trains_in_place_is_summed_as_others_are(folder: Path) -> 
 
 
 def test_a_site_that_does_not_train_for_a_message_keeps_no_session(folder: Path) -> None:
-    """The server could go on with what is left of it, and keys would stay in memory to the end of the job."""
+    """Otherwise the server could resume its remains, and keys would stay in memory until the job ends."""
     sessions = list[Any]()
 
     def meddle(name: str, task: str, data: Shareable) -> Shareable:
@@ -401,7 +401,7 @@ def test_whatever_a_site_answers_leaves_it_out_and_nobody_else(folder: Path, hea
 CONTROLS: dict[str, Any] = {
     "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
     "b": np.zeros(3, dtype=np.float32),
-    # NVFlare has one for a counter of batches too, and adds floats to it.
+    # NVFlare also has one for a counter of batches, and adds floats to it.
     "count": np.zeros(1, dtype=np.int64),
 }
 
@@ -415,7 +415,7 @@ def test_scaffold_is_one_sum_of_two_trees_with_one_weight(folder: Path, kind: Pa
         if kind is ParamsType.DIFF:
             found.params = {name: found.params[name] - values for name, values in model.params.items()}
             found.params_type = kind
-        # What is not trained has no change.
+        # Tensors that are not trained have no change.
         found.meta["scaffold_c_diff"] = {"w": np.full((3, 4), -site.number / 8, np.float32)}
         return found
 

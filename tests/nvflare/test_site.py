@@ -1,4 +1,4 @@
-"""A site that forces secure sums: what its filters let in and out, and which components its gate refuses."""
+"""A site that enforces secure sums: what its filters let in and out, and which components its gate refuses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PYTHON = "/opt/secagg/.venv/bin/python"
 
 
 def forced(folder: Path, **more: Any) -> Federation:
-    """Return five sites whose operators force secure sums."""
+    """Return five sites whose operators enforce secure sums."""
     made = Federation(folder, SecAggSettings(), **more)
     for site in made.sites.values():
         site.force()
@@ -66,7 +66,7 @@ def reached_in_the_clear(made: Federation) -> bool:
 
 
 def begin(site: Site, filters: dict[str, list[Any]]) -> Any:
-    """Begin a job with result filters of its own, as NVFlare does; return what it asks its engine for."""
+    """Begin a job with its own result filters, like NVFlare; return its requests to the engine."""
     sent = SimpleNamespace(fire_and_forget_request=lambda *_, **__: MARK)
     blocked = list[tuple[str, str, Any]]()
     core = SimpleNamespace(add_outgoing_request_filter=lambda *given: blocked.append(given))
@@ -124,7 +124,7 @@ def test_a_task_of_any_name_is_refused_without_the_protocol(folder: Path) -> Non
 
 
 class Hostile(Executor):
-    """An executor of a job, which answers stages with what it likes."""
+    """A job's executor, which answers stages arbitrarily."""
 
     def execute(self, *_: Any, **__: Any) -> Shareable:
         shareable: Shareable = DXO(DataKind.WEIGHTS, data={"w": np.full(3, 7.25, np.float32)}).to_shareable()
@@ -248,7 +248,7 @@ def test_the_gate_lets_a_secure_job_with_the_operators_script_in(gate: SiteGate,
         {"path": RUN, "args": {"execution_mode": "attach", "command": [PYTHON, "train.py"]}},
         {"path": RUN, "args": {"task_script_path": "/etc/passwd"}},
         {"path": RUN, "args": {"task_script_path": "train.py"}},
-        # What cannot be looked at is refused as well: NVFlare passes over every other error.
+        # Unreadable jobs are refused as well: NVFlare ignores every other error.
         {"path": RUN, "args": [1]},
         {"path": [RUN], "args": {}},
         "text",

@@ -1,6 +1,6 @@
-"""Deployments: models and statistics of five sites, and three under files of `secagg node nvflare`, way around by way.
+"""Deployments: models and statistics of five sites, and attempts to bypass three with `secagg node nvflare`'s files.
 
-Every byte that arrives at the server is looked at.
+Every byte that arrives at the server is searched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Found = dict[str, dict[str, Any]]
 
 
 def jobs_under(kit: str, folder: Path) -> Found:
-    """Return what came of each job of a kit, by name."""
+    """Return the outcomes of a kit's jobs, by name."""
     lines = lab(folder, "lab_sites.py", kit).splitlines()
     found = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("RESULT ")]
     return {one["job"]: one for one in found}
@@ -36,14 +36,14 @@ def require_nothing_arrived(job: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def open_sites(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Run the jobs of five sites whose operators force nothing."""
+    """Run the jobs of five sites whose operators enforce nothing."""
     return jobs_under("open", tmp_path_factory.mktemp("open"))
 
 
 def test_without_the_operators_files_a_plain_job_gets_every_update(open_sites: Found) -> None:
     job = open_sites["plain"]
     assert "COMPLETED" in job["ended"]
-    # The search for bytes finds them: it looks at the right ones.
+    # The search finds these bytes, so it searches the right data.
     assert job["updates"] == 5
     assert job["tracking"]
 
@@ -56,7 +56,7 @@ def test_statistics_of_deployed_sites_are_those_of_all_their_people(open_sites: 
 
 def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open_sites: Found) -> None:
     job = open_sites["killed"]
-    # Whether NVFlare calls the job completed depends on when the killed site is back, and has nothing to say of it.
+    # NVFlare's verdict on the job depends on when the killed site is back, so it is not checked.
     found = Path(job["result"]) / "workspace"
     log = (found / "log.txt").read_text()
     assert "round 1, sum: 5 clients, 5 trained, with 2560 examples in all" in log
@@ -66,7 +66,7 @@ def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open
     first = np.array([[1, 2], [3, 4]], np.float32)
     moved = [sum(n * (1 + n) for n in sites) / sum(1 + n for n in sites) / 16 for sites in (range(1, 6), range(1, 5))]
     assert np.abs(model - first - sum(moved)).max() < 2 * 2.0**-16
-    # What a script logs for tracking is in the clear, and is found: the search looks at the right bytes.
+    # A script's tracking logs are in the clear, and are found: the search covers the right bytes.
     assert job["tracking"]
     assert (job["updates"], job["differences"]) == (0, 0)
 
@@ -77,7 +77,7 @@ def test_the_scope_stops_jobs_that_forgot_and_not_what_hostile_code_says_besides
     assert "COMPLETED" in secure["ended"]
     assert (secure["updates"], secure["tracking"]) == (0, False)
     hostile = found.pop("hostile")
-    # Its result is masked like any other, and its code talks around every filter: the documentation says so.
+    # Its result is masked like any other, but its code bypasses every filter, as documented.
     assert (hostile["updates"], hostile["array"]) == (0, False)
     assert {"cookie", "message"} <= {*hostile["marks"]}
     assert not {"result", "event", "log"} & {*hostile["marks"]}

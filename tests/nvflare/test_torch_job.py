@@ -1,4 +1,4 @@
-"""The example with PyTorch and BatchNorm in NVFlare's simulator, where torch stands beside NVFlare."""
+"""The example with PyTorch and BatchNorm in NVFlare's simulator, in an environment with torch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_the_example_with_torch_trains_through_batch_norm(repository: Path, tmp_
     assert "full-weight" not in log
     (stored,) = (app / "build").rglob("FL_global_model.pt")
     model = torch.load(stored, weights_only=False)["model"]
-    # Ten batches a round at every site: the counter of whole numbers is a mean of equal ones, and stays one.
+    # Ten batches a round at every site: the integer counter is a mean of equal values, and stays an integer.
     counter = model["layers.1.num_batches_tracked"]
     assert (counter.dtype, int(counter)) == (torch.int64, 10 * ROUNDS)
     assert {name for name, tensor in model.items() if tensor.dtype != torch.float32} == {"layers.1.num_batches_tracked"}
-    # Sites say how good the model was that came, and NVFlare keeps the best by the mean of that.
+    # Sites report the received model's accuracy, and NVFlare keeps the best model by its mean.
     best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)]
     assert best[-1] > 0.9

@@ -1,4 +1,4 @@
-"""NVFlare's own recipes of PyTorch in its simulator: secure ones end with the model of plain ones."""
+"""NVFlare's PyTorch recipes in its simulator: secure ones end with the same model as plain ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEAR = 2.0**-20 * 64
 
 
 def run(folder: Path, kind: str, how: str) -> tuple[dict[str, Any], str]:
-    """Return the model that a recipe ends with, and what was logged."""
+    """Return a recipe's final model, and the logs."""
     torch: Any = import_module("torch")
     app, home = folder / how / "app", folder / how / "home"
     shutil.copytree(APPS, app)
@@ -42,7 +42,7 @@ def test_a_recipe_ends_with_the_model_of_its_plain_twin(tmp_path: Path, kind: st
         assert f"round {number}, sum: 3 clients, " in log
     for name, values in plain.items():
         assert float((secured[name].double() - values.double()).abs().max()) < NEAR, name
-    # By the mean that sites were asked for, of equal weights, NVFlare keeps the best model.
+    # NVFlare keeps the best model by the requested mean of equal weights.
     best = re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)
     assert sorted(best) == best
     assert best
@@ -60,7 +60,7 @@ def test_sites_with_a_compressed_downlink_train_one_model_to_the_bit(tmp_path: P
     down = [float(found) for found in re.findall(r"sealed upload: sent 3 \((.*?) kB\)", log)]
     assert len(down) == ROUNDS
     assert max(down[1:]) < whole / 3
-    # Steps of the running statistics, and a counter that stays one of whole numbers.
+    # Steps of the running statistics, and a counter that stays an integer.
     assert int(model["layers.1.num_batches_tracked"]) == 10 * ROUNDS
     best = [float(found) for found in re.findall(r"new best validation metric at round \d+: ([0-9.]+)", log)]
     assert best[-1] > 0.5

@@ -1,4 +1,4 @@
-"""How many bytes a value a platform's client holds at once, from the trained model to the encoded update."""
+"""Peak bytes per value at a platform's client, from the trained model to the encoded update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODES: dict[str, Any] = {"weighting": "uniform", "clip": 2.0**-5, "fraction_bits
 
 
 class Charges(SpentUpdates):
-    """A ledger without a file, whose words for rounding are all the same."""
+    """A ledger without a file, with constant words for rounding."""
 
     def word_for(self, examples: float, coins: object) -> int:
         del examples, coins
@@ -54,5 +54,5 @@ def test_a_client_holds_its_change_and_its_upload_and_little_more(settings: dict
         most = tracemalloc.get_traced_memory()[1] / VALUES
     finally:
         tracemalloc.stop()
-    # The change takes 4 bytes a value, and the elements of the ring 4 at most, which become the upload.
+    # The change takes 4 bytes per value, and the ring elements, which become the upload, at most 4.
     assert most <= 9

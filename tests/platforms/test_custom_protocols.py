@@ -32,7 +32,7 @@ CLOSED: list[str] = []
 
 @dataclass(slots=True)
 class KeyedMember(PlainMember):
-    """A client that has shown its key."""
+    """A client that has presented its key."""
 
     public_key: bytes
 

@@ -1,4 +1,4 @@
-"""Models that a server and its nodes hold alike: equal bits, few bytes, and a whole model for those that missed one."""
+"""Models held by a server and its nodes: equal bits, few bytes, and a whole model for nodes that missed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = range(4)
 
 
 class Nodes:
-    """Nodes that keep what they hold, and what each was sent last."""
+    """Nodes that keep their held models, and the last message to each."""
 
     def __init__(self) -> None:
         self.held = dict[int, HeldModel]()
@@ -29,7 +29,7 @@ class Nodes:
         self.sizes = dict[int, int]()
 
     def follow(self, made: Rounds, sent: Model, number: int, nodes: Any = NODES) -> None:
-        """Let nodes take part in a session, and compare what they hold with what the server sends."""
+        """Let nodes take part in a session, and compare their models with the server's."""
         task = made.begun(sent, clients=len(NODES), task="t", number=number, weighted_by="n", is_evaluation=True)
         assert task.held is not None
         forms = {name: (sent[name].shape, sent[name].dtype) for name in task.terms.joined}
@@ -154,7 +154,7 @@ def test_a_node_refuses_what_does_not_lead_from_its_model_to_the_servers() -> No
         assert not caught.value.culprits
     with pytest.raises(SecAggError):
         followed({"held": record["held"], "model": task.held.record(1)["sum"]}, None, forms, task.update)
-    # A form that the session does not have would let a few bytes reserve any memory.
+    # Another form than the session's would let a few bytes reserve any amount of memory.
     vast = {**forms, "head.weight": ((1 << 31,), np.dtype(np.float32))}
     integers = {**forms, "head.weight": (forms["head.weight"][0], np.dtype(np.int32))}
     refused: list[tuple[dict[str, Any], Any]] = [(record, shorter), (record, vast), (record, integers)]

@@ -1,4 +1,4 @@
-"""Kits of platforms that vouch for clients when an authority certifies their keys, and strangers who have one."""
+"""Platforms' kits that vouch for clients when an authority certifies their keys, and strangers with a kit."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def of_two_names(folder: Path, asked: Request) -> tuple[Request, str, dict[int, 
 
 
 def a_stolen_certificate(folder: Path, asked: Request) -> tuple[Request, str, dict[int, str]]:
-    """Certificates of sites are public: every connection shows them."""
+    """Sites' certificates are public: every connection reveals them."""
     kit = load_kit(site(folder, "site-3"))
     thief = replace(kit, key=rsa.generate_private_key(65537, 2048))
     return asked, thief.vouch(asked), {3: "site-3"}
@@ -247,7 +247,7 @@ def test_the_commands_enrol_the_sites_of_a_project(tmp_path: Path, capsys: pytes
     vouched = [*sign, "--sites", str(tmp_path / "sites"), "--root", str(tmp_path / "rootCA.pem")]
     assert main([*sign, "--root", str(tmp_path / "rootCA.pem")]) == 2
     assert "set both" in capsys.readouterr().err
-    # A third request, by the kit of site 1, stops all of them.
+    # A third request, with site 1's kit, stops all of them.
     shutil.copytree(requests, tmp_path / "kept")
     asks(3, "site-1")
     assert main(vouched) == 2

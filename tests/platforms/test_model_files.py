@@ -1,4 +1,4 @@
-"""Files of named tensors: both forms bring everything back, and damaged or hostile ones are refused by a sentence."""
+"""Files of named tensors: both forms round-trip, and damaged or hostile ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 def packed(header: object, data: bytes = bytes(4), *, length: int | None = None) -> bytes:
-    """Write a file by hand, as the format's own page has it: a length, a JSON text, and values."""
+    """Write a file by hand, as the format's page describes: a length, a JSON text, and values."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 

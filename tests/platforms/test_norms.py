@@ -1,4 +1,4 @@
-"""Bounds of norms on a platform: who enforces them, and a server that chooses another one for each round."""
+"""Norm bounds on a platform: their enforcement, and a server that changes them every round."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def joined(folder: Path, task: RoundTask, number: int, **policy: Any) -> NodeRou
 def answers(
     folder: Path, task: RoundTask, invitation: bytes, change: Callable[[int], float], sent: Model, **policy: Any
 ) -> Iterator[tuple[ClientId, bytes]]:
-    """Let each client change every value by an amount of its own, and yield its upload."""
+    """Let each client change every value by a different amount, and yield its upload."""
     for number in range(CLIENTS):
         begun = joined(folder, task, number, **policy)
         after = {name: values + np.float32(change(number)) for name, values in sent.items()}
@@ -98,7 +98,7 @@ def norm_of(change: Model) -> float:
 
 
 def longest(number: int) -> float:
-    """Four clients stay as they are, and the last one moves every value as far as the clip goes."""
+    """Four clients do not change, and the last one moves every value to the clip."""
     return -4.0 * (number == CLIENTS - 1)
 
 
@@ -140,7 +140,7 @@ def test_honest_clients_keep_a_bound_that_nobody_enforces(folder: Path, caplog: 
 def test_a_client_does_not_lower_what_the_bounded_updates_of_others_are_divided_by(
     folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], counts: list[int], due: int
 ) -> None:
-    """Its ring has room for -25 clients of five: with -3 their mean was five times as long, whatever the norm was."""
+    """Regression: its ring allowed -25 clients of five; with -3 their mean was five times as long at any norm."""
 
     def unscaled(_segment: object, values: Any, _norm: int, _zero: int) -> Any:
         return values
@@ -165,7 +165,7 @@ def test_a_client_does_not_lower_what_the_bounded_updates_of_others_are_divided_
 
 
 def test_counts_of_a_bounded_sum_have_a_ring_of_their_own(folder: Path) -> None:
-    """Where it was as wide as that of the tensors or metrics, they were one segment, and the session was refused."""
+    """Regression: a ring as wide as the tensors' or metrics' became one segment, and the session was refused."""
     for full in (1 << 18, 1 << 29):
         settings = enclave(folder, weighting="examples", full_weight=full, max_norm=NORM, metrics="loss")
         update = SchemeChoice(settings, CLIENTS).parameters(SENT, seed=bytes(32), epoch=1)
@@ -180,7 +180,7 @@ def test_a_bound_of_counts_cuts_no_honest_client(full: int) -> None:
         middle, norm = count_bounds(counts)
         honest = [np.array([examples, examples > 0][:length]) for examples in range(full + 1)]
         assert max(float(((one - middle) ** 2).sum()) for one in honest) <= norm**2
-        # Of what a client can say alone, the least is not far below zero.
+        # A single client's minimum is not far below zero.
         assert middle - norm >= (-1 if length == 1 else -0.21 * full - 2)
 
 
@@ -243,7 +243,7 @@ def test_what_no_norm_can_be_given_to_is_refused(sent: Any, norm: float, expecte
 
 
 def test_each_round_shows_the_newest_head_of_the_roster(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An authority signs its roster daily; a server that runs for days would else show one that clients refuse."""
+    """An authority signs its roster daily; otherwise a server that runs for days would send one that clients refuse."""
     roster, key = folder / "keys" / ROSTER_FILE, load_authority(folder / "keys" / "authority.key")
     rounds, model = Rounds(enclave(folder)), {"w": np.zeros(4, np.float32)}
 
@@ -259,7 +259,7 @@ def test_each_round_shows_the_newest_head_of_the_roster(folder: Path, caplog: py
     roster.write_bytes(text[:-9] + b"00000000\n")
     assert begun() == before
     assert "using the previous round's roster" in caplog.text
-    # An older roster has a good signature, and lists who was revoked since.
+    # An older roster has a valid signature, and lists clients revoked since.
     roster.write_bytes(text)
     renew(roster, key)
     newest = begun()

@@ -1,4 +1,4 @@
-"""The peak code in a platform: what a server learns of a model's direction and length, round after round."""
+"""The peak code on a platform: the direction and length that a server learns, round by round."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _Unchecked(**changes: Any) -> SecAggSettings:  # noqa: N802 -- stands for th
 
 
 def trained_by(sent: Arrays, number: int, size: float) -> Model:
-    """Return a model that moved along a common direction, and a little along one of the client's own."""
+    """Return a model moved along a common direction, and a little along the client's own."""
     common, own = np.random.default_rng(1), np.random.default_rng(100 + number)
     after = dict[str, npt.NDArray[Any]]()
     for name, array in sent.items():
@@ -116,7 +116,7 @@ def test_fewer_than_half_of_the_clients_cannot_scale_the_model() -> None:
 
 @pytest.mark.parametrize("failing", [8, 16, 24])
 def test_clients_whose_training_fails_do_not_make_the_model_stand_still(failing: int) -> None:
-    """Half of them voted for no length at all, and steps of 0.12, 0.03 and 0.01 of the true one were reported green."""
+    """Regression: half of them did not vote, and steps of 0.12, 0.03 and 0.01 of the true one passed."""
     made, sent = rounds(), model()
     for number in (1, 2, 3):
         task = made.begun(sent, clients=CLIENTS, task="t", number=number, weighted_by="n")
@@ -163,7 +163,7 @@ def test_a_client_refuses_lengths_that_are_none(wrong: tuple[float, ...]) -> Non
 
 
 def test_a_client_that_is_told_other_lengths_is_in_another_session() -> None:
-    """Told lengths of its own it would vote where nobody else does, and its length be read from the histogram."""
+    """With its own lengths its vote would be unique, and the histogram would reveal its length."""
     made, sent = rounds(), model()
     play(made, 1, sent, [0.1] * 3)
     task = made.begun(sent, clients=3, task="t", number=2, weighted_by="n")

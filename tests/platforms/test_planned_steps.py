@@ -1,4 +1,4 @@
-"""Steps that settings leave out: fine for the clip, and in no longer an upload than the model in its own type."""
+"""Default steps: fine for the clip, with an upload at most as long as the model in its own type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_default_upload_is_never_longer_than_the_model_in_its_own_type(
     dtype: str, width: int, clients: int, clip: float
 ) -> None:
     found = planned(dtype, clients, clip=clip)
-    # Only where a clip would have fewer steps than 2^8.
+    # Only if a clip would have fewer than 2^8 steps.
     is_coarsest = found.fraction_bits == max(1, 8 - math.ceil(math.log2(clip)))
     assert found.modulus_bits <= width or (is_coarsest and width == 16)
 

@@ -1,4 +1,4 @@
-"""Policies that would act nowhere, and an enclave that says nothing."""
+"""Policies without effect, and a silent enclave."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_floor_that_would_act_nowhere_is_refused(name: str, protocol: str) -> 
 def test_other_policies_that_would_act_nowhere_are_refused_too(
     monkeypatch: pytest.MonkeyPatch, protocol: str, floor: dict[str, Any]
 ) -> None:
-    """A protocol that was registered keeps what its entry names, and nothing by default."""
+    """A registered protocol enforces the options that its entry names, and none by default."""
     registered = replace(find("lightsecagg"), name="registered", keeps=frozenset())
     monkeypatch.setattr(registry, "_REGISTERED", {name: find(name) for name in names()} | {"registered": registered})
     policy = ClientNode.of({"protocols": protocol, **floor})
@@ -135,7 +135,7 @@ def test_a_floor_of_another_type_or_name_is_refused(name: str, value: object, sa
 
 
 def test_a_pattern_that_names_no_tensor_is_refused() -> None:
-    """A wrong letter would leave the tensor that was meant as it is, round after round."""
+    """A typing error would leave the intended tensor unchanged in every round."""
     model = {"lora.a": np.zeros(4, np.float32), "base": np.zeros(4, np.float32)}
     rounds = Rounds(SecAggSettings(tensors="lora.*, bsae"))
     with pytest.raises(InvalidParameters, match=r"secagg-tensors names bsae, but the model has lora\.a, base"):
@@ -152,7 +152,7 @@ def test_what_is_known_of_one_model_is_not_known_of_another() -> None:
 
 
 def identity_of(client: int, authority: bytes = bytes(32)) -> Any:
-    """Return what ledgers look at of an identity."""
+    """Return the part of an identity that ledgers use."""
     return SimpleNamespace(client=ClientId(client), authority=SimpleNamespace(public_key=authority))
 
 
@@ -171,7 +171,7 @@ def test_an_epoch_that_a_client_reached_is_never_older(states: StateDirectory) -
 
 
 def test_a_new_key_or_another_authority_brings_no_new_ledger(states: StateDirectory) -> None:
-    """A server that has clients certified once more would ask each for the same updates again."""
+    """Otherwise a server could have clients certified again and request the same updates."""
     spent = Spent(b"a task", 1, b"m" * 32)
     usual, named = ClientNode(attempts=1), ClientNode(attempts=1, data_name="ward 3")
     usual.charges(identity_of(3), states, ClientId(3)).charge(spent)
@@ -204,7 +204,7 @@ def test_a_budget_belongs_to_data(states: StateDirectory) -> None:
 
 
 def test_a_client_without_a_key_has_its_updates_counted(states: StateDirectory) -> None:
-    """Once they were known by numbers only, and any number of sums held one model's update."""
+    """Regression: they were identified only by number, and one model's update went into any number of sums."""
     charges = ClientNode(attempts=2).charges(None, states, ClientId(5))
     for number in (1, 2):
         charges.charge(Spent(b"a task", number, b"m" * 32))
@@ -240,7 +240,7 @@ def test_policies_that_protocols_have_are_no_obstacle() -> None:
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[Path]:
-    """Yield a socket whose process takes a connection, says nothing, and is gone a minute later."""
+    """Yield a socket whose process accepts a connection, sends nothing, and exits a minute later."""
     path, is_over = tmp_path / "enclave.socket", threading.Event()
 
     def hold(listening: socket.socket) -> None:
@@ -308,7 +308,7 @@ def test_the_collateral_of_a_folder_is_in_the_invitation_of_each_round(tmp_path:
 
 
 def test_lost_holders_count_as_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eight holders one was lost before, and two answer late: the list is asked for until six have answered."""
+    """One of eight holders was lost earlier, and two answer late: the list is requested until six have answered."""
     world = InsecureSum(SumSetup(holders=8, corrupted=1, absent=1))
     assert max(world.record.threshold, world.record.quorum) == 6
     holders = StandingHolders(world.record, tuple(str(tmp_path / str(at)) for at in range(8)), 60, {})
@@ -358,7 +358,7 @@ def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: 
 def test_a_server_that_only_says_that_keys_are_used_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes_of: str
 ) -> None:
-    """The terms say that clients are certified, and the offer is of a protocol that looks at no certificate."""
+    """The terms require certified clients, but the offer's protocol checks no certificates."""
     monkeypatch.setenv("SECAGG_LEDGER_DIRECTORY", str(tmp_path / "ledgers"))
     clients, entry = [ClientId(number) for number in range(5)], find("lightsecagg")
     make_identities(tmp_path / "keys", clients, SystemCoins())

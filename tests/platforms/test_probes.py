@@ -1,4 +1,4 @@
-"""The rate of a peak code from losses with noise: when clients are asked, at which models, and what follows."""
+"""The rate of a peak code from losses with noise: the probed rounds and models, and the resulting rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = ("conv.weight", "conv.bias", "head.weight")
 
 
 class Evaluations:
-    """Clients whose loss is what a test says, and the models that they were asked about."""
+    """Clients with losses set by a test, and the models at which they were probed."""
 
     def __init__(self, means: Means, *losses: float) -> None:
         self.first, self.rest = self.told(means, losses[0]), list(losses[1:])
@@ -33,7 +33,7 @@ class Evaluations:
 
 
 def trained(count: int, **changes: Any) -> tuple[Rounds, Means, Model]:
-    """Return the rounds of a model that was trained so often, with the last sum."""
+    """Return the state after a number of training rounds, with the last sum."""
     made, sent = rounds(), model()
     for name, value in {"rate": "auto", "evaluation_metrics": ("loss",), **changes}.items():
         object.__setattr__(made.settings, name, value)
@@ -105,7 +105,7 @@ def test_a_fixed_rate_asks_nobody() -> None:
 
 
 def test_the_noise_of_a_first_round_is_not_that_of_the_scales_that_follow_from_it() -> None:
-    """Lengths of the next round are under its own scales, and the code of a first round has none."""
+    """The next round's lengths use its own scales, and a first round's code has none."""
     (first, _, one), (second, _, two) = trained(1), trained(2)
     deviations = [made.known_of(sent).deviations["conv.weight"] for made, sent in ((first, one), (second, two))]
     assert deviations[0] == pytest.approx(deviations[1], rel=0.2)

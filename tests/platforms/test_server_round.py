@@ -1,4 +1,4 @@
-"""One round on a platform's server: who is heard in whose name, who is asked what, and how a round ends."""
+"""One round on a platform's server: attribution of messages, requests to clients, and the round's end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ FAULT = PeerMisbehaved("two answers", reason=Reason.ALREADY_ANSWERED, culprits={
 
 @dataclass
 class Session:
-    """A session that takes whatever it is not told to refuse, and writes down what it was asked."""
+    """A session that accepts everything unless told to refuse, and records its calls."""
 
     stages: list[Stage] = field(default_factory=lambda: [KEYS, UPLOAD])
     silent: frozenset[ClientId] = frozenset()
-    """Who is sent nothing after the first stage."""
+    """Clients that receive nothing after the first stage."""
     heard: list[tuple[ClientId, bytes]] = field(default_factory=list[tuple[ClientId, bytes]])
     dropped: list[ClientId] = field(default_factory=list[ClientId])
     ended: list[str] = field(default_factory=list[str])
@@ -77,7 +77,7 @@ class Session:
 
 @dataclass
 class Task:
-    """What a round is about, as far as a round looks at it."""
+    """The parts of a subject that a round uses."""
 
     session: Session = field(default_factory=Session)
     roster: Roster | None = None
@@ -116,7 +116,7 @@ Talk = Callable[["Round", Stage, Mapping[str, bytes]], None]
 
 
 class Round(ServerRound[str]):
-    """A round whose nodes answer as they are told, and are silent after that."""
+    """A round whose nodes give scripted answers, and are silent afterwards."""
 
     def __init__(self, task: Task, talk: Talk, first: float | None = None, training: float = FOR_EVER) -> None:
         super().__init__(cast("RoundTask", task), first=first, training=training)
@@ -150,7 +150,7 @@ class Round(ServerRound[str]):
         self.ends += 1
 
     def says(self, node: str, answer: Answer | Exception | Left | None, count: StageCount | None = None) -> bool:
-        """Send what a node says, or hand it over at once where there is a count; whether it was taken then."""
+        """Send a node's answer, or deliver it at once if there is a count; return whether it was accepted."""
 
         def read() -> Answer | Left | None:
             if isinstance(answer, Exception):
@@ -288,7 +288,7 @@ def test_a_record_without_a_form_or_with_a_long_one_is_refused() -> None:
 
 def test_who_could_not_be_sent_to_is_awaited_no_more(caplog: pytest.LogCaptureFixture) -> None:
     def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
-        # What comes in its name all the same is no answer to anything.
+        # Further messages in its name answer no request.
         all_answer(carried, stage, messages)
         carried.unsendable = {"b"} if stage is KEYS else set()
 
@@ -330,7 +330,7 @@ def test_who_is_sent_nothing_is_not_asked() -> None:
 
 
 def test_a_round_below_its_threshold_ends_before_the_sum(caplog: pytest.LogCaptureFixture) -> None:
-    """A stage without updates is not held to it: whoever leaves there has sent nothing."""
+    """It does not apply to a stage without updates: clients that leave there have sent nothing."""
 
     def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
         for node in list(messages)[: 2 if stage.takes_update else 3]:
@@ -420,7 +420,7 @@ def signed(key: SigningKey, client: ClientId, message: bytes = b"answer", about:
 
 
 def test_with_a_roster_a_client_is_who_its_signature_says(roster: Roster, keys: dict[ClientId, SigningKey]) -> None:
-    """Not the node: what a node says of itself, or sends in another's name, excludes nobody else."""
+    """A node's statements about itself, or in another's name, exclude no other node."""
     carried, count = begun(task := Task(roster=roster))
     assert carried.says("a", signed(keys[THREE], THREE), count)
     assert task.session.heard == [(THREE, b"answer")]
@@ -462,7 +462,7 @@ def test_a_node_that_leaves_takes_its_own_clients_along_and_says_why() -> None:
 def test_with_a_roster_a_node_that_never_showed_its_key_takes_nobody_along(
     roster: Roster, keys: dict[ClientId, SigningKey]
 ) -> None:
-    """The client that has its number is another one, perhaps."""
+    """The client with this number may be another one."""
     carried, count = begun(task := Task(roster=roster))
     carried.says("a", signed(keys[THREE], THREE), count)
     carried.says("b", None, count)
@@ -524,7 +524,7 @@ def test_any_other_code_is_taken_for_the_last(said: object) -> None:
 
 @dataclass
 class Held:
-    """Held models that write down who has answered."""
+    """Held models that record the clients that answered."""
 
     had: list[set[str]] = field(default_factory=list[set[str]])
 
@@ -559,7 +559,7 @@ def test_a_stage_below_the_threshold_is_not_closed() -> None:
 
 @pytest.mark.parametrize("missing", ["flwr.app", "json.nowhere"])
 def test_a_platform_that_is_absent_is_named_with_its_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another module that is missing is no platform that is absent."""
+    """Another missing module does not mean that the platform is absent."""
 
     def load(_: str) -> object:
         raise ModuleNotFoundError(name=missing)

@@ -1,4 +1,4 @@
-"""Weights and failed trainings on a platform: what counts in a mean, and what the server does where nobody trained."""
+"""Weights and failed trainings on a platform: the terms of a mean, and a server's behaviour if no client trained."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def failing(which: set[int], train: Train = moved) -> Train:
 
 
 def test_clients_with_few_examples_are_no_failed_ones_where_a_minimum_is_to_train() -> None:
-    """The total of six clients of weight 1/4 is that of two of weight 1."""
+    """Six clients of weight 1/4 have a smaller total than two of weight 1."""
     sent = {"w": model()["w"]}
 
     def light(number: int, sent: Model) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ SETTINGS: list[dict[str, Any]] = [
 def test_means_and_metrics_are_those_of_the_clients_that_trained(
     settings: dict[str, Any], log: pytest.LogCaptureFixture
 ) -> None:
-    """With half of the clients failing the step was 0.496 of the true one, and a loss of 0.99 was 0.497."""
+    """Regression: if half of the clients failed, the step was 0.496 of the true one; a loss of 0.99 became 0.497."""
     made, sent = Rounds(SecAggSettings(metrics="loss", **settings)), model()
     for number in (1, 2):
         task, means, after = play(made, failing({0, 2, 4}), sent, number)
@@ -131,7 +131,7 @@ def test_means_and_metrics_are_those_of_the_clients_that_trained(
 
 
 def test_a_round_in_which_nobody_trained_is_refused(log: pytest.LogCaptureFixture) -> None:
-    """All six clients raised, the run succeeded with a loss of 0.0, and the model did not move."""
+    """Regression: all six clients raised, yet the run succeeded with a loss of 0.0, and the model did not change."""
     for settings in SETTINGS:
         made = Rounds(SecAggSettings(metrics="loss", **settings))
         log.clear()
@@ -205,7 +205,7 @@ def test_weights_are_examples_over_the_full_number_and_metrics_have_none() -> No
 
 
 def test_without_metrics_no_count_of_clients_is_in_a_weighted_sum() -> None:
-    """Counts over sampled rounds name who fails where a property is missing."""
+    """Counts over sampled rounds would identify clients that fail for lack of a property."""
     made, sent = Rounds(SecAggSettings(tensors="w")), model()
     _, means, after = play(made, failing({0, 1, 2, 3}), sent)
     assert means.training == {"trained_at_least": 2}
@@ -214,7 +214,7 @@ def test_without_metrics_no_count_of_clients_is_in_a_weighted_sum() -> None:
 
 
 def test_rounding_of_examples_is_unbiased_and_remembered() -> None:
-    """A server with many cohorts gets each client's exact number from exact totals."""
+    """With exact totals over many cohorts, a server could compute each client's exact number."""
     sums, charges = list[int](), SpentUpdates(attempts=None)
     for examples in (700, 701):
         task = Rounds(SecAggSettings()).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
@@ -250,7 +250,7 @@ def training_in(begun: NodeRound, sent: Model) -> Training:
 
 @pytest.mark.parametrize("name", ["n", "num-examples", "num_examples", "NUM_STEPS_CURRENT_ROUND"])
 def test_a_server_does_not_take_numbers_of_examples_for_metrics(tmp_path: Path, name: str) -> None:
-    """As a metric 700 was in the sum as it is, in every round: exact sums of several cohorts name each number."""
+    """Regression: a metric of 700 was summed exactly in every round: sums of several cohorts reveal each number."""
     with pytest.raises(InvalidParameters, match=f"the metrics name '{name}', a number of examples"):
         play(Rounds(SecAggSettings(metrics=f"loss,{name}")), moved, model())
     terms = Rounds(SecAggSettings(metrics="loss")).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
@@ -261,7 +261,7 @@ def test_a_server_does_not_take_numbers_of_examples_for_metrics(tmp_path: Path, 
 
 
 def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that was told one wrong number, in a session that it refused, was out of the task for good."""
+    """Regression: one wrong number, in a session that it refused, excluded a client from the task for good."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     sent, client = model(), node(tmp_path)
 
@@ -276,7 +276,7 @@ def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypat
         with pytest.raises(InvalidParameters, match=f"count fully is {offer}, but was 1024 in an earlier") as caught:
             begun(offer, number=2)
         assert code_of(caught.value) == Left.TERMS
-    # Sessions side by side may each have looked before.
+    # Parallel sessions may each have checked before.
     late = training_in(second, sent).late
     with pytest.raises(InvalidParameters, match="count fully is 2048, but was 1024 in an earlier"):
         late.take(second.update.layout)
@@ -284,13 +284,13 @@ def test_an_offer_that_a_client_refuses_fixes_no_bound(tmp_path: Path, monkeypat
 
 
 def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
-    """Each task has bounds of its own, so a server that names another task each round sweeps them."""
+    """Each task has its own bounds, so a server could sweep them with another task each round."""
     made = Rounds(SecAggSettings())
     for task in ("t 1", "t1", "t ", ""):
         terms = made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms
         with pytest.raises(InvalidParameters, match="but this run is 't'"):
             node(tmp_path).begun(terms)
-    # Where runs have one name, as simulations do, the server's own number stands behind it, and a run has one.
+    # If runs share a name, as in simulations, the server's number follows it, one per run.
     for client in (replace(node(tmp_path), task_file=tmp_path / "task") for _ in range(2)):
         first, second = (
             made.begun(model(), clients=CLIENTS, task=task, number=1, weighted_by="n").terms for task in ("t 1", "t 2")
@@ -303,7 +303,7 @@ def test_a_server_of_one_run_does_not_name_many_tasks(tmp_path: Path) -> None:
 def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A privacy budget that was spent took the round and one of the model's three uploads as well."""
+    """Regression: a spent privacy budget also used up the round and one of the model's three uploads."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
 
     def refuse() -> None:
@@ -323,7 +323,7 @@ def test_an_upload_that_a_session_does_not_pay_for_has_not_used_up_the_round(
 def test_a_model_is_trained_from_and_evaluated_so_many_times_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluations that counted as uploads of the model kept a client out of its training."""
+    """Regression: evaluations counted as uploads of the model, and kept a client out of training."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     client, made = node(tmp_path), Rounds(SecAggSettings(evaluation_metrics="loss"))
     for is_evaluation in (False, True):
@@ -345,7 +345,7 @@ def test_a_model_is_trained_from_and_evaluated_so_many_times_each(
 
 
 def test_a_server_is_warned_of_a_sum_that_may_be_noise_alone(log: pytest.LogCaptureFixture) -> None:
-    """With noise all trainings failed, and the round said nothing of it."""
+    """Regression: with noise all trainings failed, and the round did not report it."""
     settings = SecAggSettings(noise=0.05, norm=4.0, weighting="uniform")
     sent = {"w": np.zeros((50, 40), np.float32)}
     task = Rounds(settings).begun(sent, clients=CLIENTS, task="t", number=1, weighted_by="n")
@@ -367,7 +367,7 @@ def test_a_server_is_warned_of_a_sum_that_may_be_noise_alone(log: pytest.LogCapt
 
 @pytest.mark.parametrize("cut", [256.0, 512.0, 2048.0])
 def test_a_server_does_not_sweep_where_counts_are_cut(cut: float, tmp_path: Path) -> None:
-    """Sums of one cohort under sixteen cuts of the counts give all of its numbers of examples, with one full weight."""
+    """Sums of one cohort under sixteen limits of the counts would reveal all of its numbers of examples."""
     task = Rounds(SecAggSettings()).begun(model(), clients=CLIENTS, task="t", number=1, weighted_by="n")
     tensors = [
         replace(one, scheme=replace(cast("Any", one.scheme), clip=cut)) if one.name == COUNTS else one
@@ -400,7 +400,7 @@ def test_the_clip_of_what_pruning_leaves_is_a_bound_as_well() -> None:
 def test_a_server_does_not_sweep_the_clip_under_other_names_of_a_tensor_or_behind_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An app that returns what it was sent, changed, trains tensors of any name."""
+    """An app that returns the received tensors, changed, can train tensors of any name."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "ledgers"))
     client = node(tmp_path)
 
@@ -426,7 +426,7 @@ def test_a_server_does_not_sweep_the_clip_under_other_names_of_a_tensor_or_behin
 
 
 def test_a_training_that_diverged_is_no_training(log: pytest.LogCaptureFixture) -> None:
-    """All clients diverged, and the run succeeded with a loss of 0.0 and a model that did not move."""
+    """Regression: all clients diverged, yet the run succeeded with a loss of 0.0 and an unchanged model."""
 
     def diverged(number: int, sent: Model) -> Mapping[str, Any]:
         return {**moved(number, sent), "model": {"w": sent["w"] * np.nan, "steps": sent["steps"] + 4}}
@@ -467,7 +467,7 @@ def test_a_single_nan_is_no_change_and_is_said(log: pytest.LogCaptureFixture) ->
 
 
 def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(tmp_path: Path) -> None:
-    """Ring elements of 0 stand for the least value where a scheme has a zero point, and would move the mean."""
+    """With a zero point, ring elements of 0 represent the minimum value, and would move the mean."""
     text = tutorial_scheme().replace("from_integers(codes)", "from_integers(codes + 1)")
     text = text.replace("lift(aggregate.values[0]) *", "lift(aggregate.values[0]) * 1.0 - aggregate.contributors) *")
     text = text.replace("return self.segment.ring.lift", "return (self.segment.ring.lift")
@@ -486,7 +486,7 @@ def test_a_failed_training_is_zeros_of_the_scheme_and_not_of_the_ring(tmp_path: 
 
 
 def test_a_metric_that_no_app_reports_is_named_by_the_error() -> None:
-    """The likeliest mistake is a metric's name; the sentence was about tensors, and of an evaluation as well."""
+    """Regression: for a wrong metric name, the most likely mistake, the error was about tensors."""
     with pytest.raises(TooFewTrained, match="every tensor that it was sent and reports 'n', 'accuracy'"):
         play(Rounds(SecAggSettings(metrics="accuracy")), moved, model())
     made, sent = Rounds(SecAggSettings(evaluation_metrics="accuracy")), model()
@@ -501,7 +501,7 @@ def test_a_metric_that_no_app_reports_is_named_by_the_error() -> None:
 
 
 def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.LogCaptureFixture) -> None:
-    """Once: it was said by every client in every round."""
+    """Regression: every client logged it in every round."""
     made = Rounds(SecAggSettings())
     for number in (1, 2):
         play(made, lambda number, sent: moved(number, sent, n=30), model(), number)
@@ -516,7 +516,7 @@ def test_a_server_is_warned_where_nearly_all_count_as_the_lightest(log: pytest.L
 def test_clients_of_one_process_say_once_that_the_clip_is_wrong(
     log: pytest.LogCaptureFixture, clip: float, said: str
 ) -> None:
-    """As in a simulation, where each client said it in each round."""
+    """Regression: in a simulation each client logged it in each round."""
     made = Rounds(SecAggSettings(clip=clip, weighting="uniform"))
     for number in (1, 2):
         play(made, lambda _, sent: moved(1, sent), model(), number)

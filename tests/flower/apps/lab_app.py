@@ -1,4 +1,4 @@
-"""A Flower app whose training is a known function, with clients that misbehave where they are told to.
+"""A Flower app whose training is a known function, with clients that misbehave on request.
 
 ``train.plain`` is the twin: the same training without secure aggregation, for the same strategy.
 """
@@ -40,19 +40,19 @@ if LOG_FILE in os.environ:
 
 
 def told_to(partition: object) -> dict[str, Any]:
-    """Return what a scenario wants of a client; it stands in a file, because the first messages bring no config."""
+    """Return a client's part in a scenario, from a file, because the first messages have no config."""
     path = Path(os.environ.get(CHAOS_FILE, "absent"))
     told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get(str(partition), {}) if path.exists() else {}
     return told
 
 
 def over() -> Path:
-    """Return the file that is there once the rounds of a scenario are over, until which a client may be silent."""
+    """Return the file that is created after a scenario's rounds; until then a client may be silent."""
     return Path(os.environ[CHAOS_FILE]).with_suffix(".over")
 
 
 def train(message: Message, context: Any) -> Message:
-    """Change the model, and report what is to be kept secret."""
+    """Change the model, and report the values to keep secret."""
     partition, number = context.node_config["partition-id"], int(str(message.content.config_records["config"][ROUND]))
     told = told_to(partition)
     if told.get("do") == "fail" and number in told.get("rounds", [number]):
@@ -80,7 +80,7 @@ def train(message: Message, context: Any) -> Message:
 
 
 def kind_of(message: Message) -> str:
-    """Return what a message of the protocol is for a client, by the name that scenarios use."""
+    """Return the scenarios' name for a protocol message."""
     if any(name != LARGE_RECORD for name in message.content.array_records):
         return "TRAIN"
     record = message.content.config_records[RECORD]
@@ -88,12 +88,12 @@ def kind_of(message: Message) -> str:
 
 
 def is_round(told: dict[str, Any], message: Message) -> bool:
-    """Whether a scenario means this round; where it names rounds, the message is one of training."""
+    """Whether a scenario applies to this round; if it names rounds, the message is one of training."""
     return "rounds" not in told or int(str(message.content.config_records["config"][ROUND])) in told["rounds"]
 
 
 def chaos(message: Message, context: Any, call_next: Any) -> Message:
-    """Stand outside the mod, and do to its messages what the scenario says of this client."""
+    """Wrap the mod, and change its messages as the scenario requires of this client."""
     if RECORD not in message.content.config_records:
         return answered(call_next(message, context))
     told = told_to(context.node_config["partition-id"])
@@ -105,7 +105,7 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
             while not over().exists():
                 time.sleep(0.05)
         case "restart":
-            # A process that starts anew has none of the state that the one before it had.
+            # A new process has none of the previous one's state.
             context.state[STATE_RECORD] = ConfigRecord()
         case _:
             pass
@@ -124,13 +124,13 @@ def chaos(message: Message, context: Any, call_next: Any) -> Message:
             signature = key.sign(Label.PLATFORM_ANSWER, terms.digest, NEWEST_FORM, bytes(answer))
         reply.content = with_record(record_of(bytes(answer), client, signature=signature))
     if at and told["do"] == "roll-back":
-        # What Flower does when a process ends before it handed its state back.
+        # Flower does the same when a process ends before it returns its state.
         context.state[STATE_RECORD] = before
     return reply
 
 
 def answered(reply: Any) -> Message:
-    """Return an answer as what it is."""
+    """Return an answer decoded."""
     assert isinstance(reply, Message)
     return reply
 
@@ -150,7 +150,7 @@ app.train("plain")(train)
 
 @app.query()
 def state_left(message: Message, context: Any) -> Message:
-    """Tell how much of a session is left in the state."""
+    """Report how much of a session is left in the state."""
     record = context.state.config_records.get(STATE_RECORD, ConfigRecord())
     told = MetricRecord(
         {"bytes": len(bytes(record.get("sealed", b""))), "partition": context.node_config["partition-id"]}

@@ -1,4 +1,4 @@
-"""Scenarios in which one field, one identity or one message is not what it should be; ``lab_server`` runs them."""
+"""Scenarios with one wrong field, identity or message; ``lab_server`` runs them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Scenario = Callable[[Any], dict[str, Any]]
 
 
 def with_field(message: Message, name: str, value: bytes | int | str) -> Message:
-    """Change one client's message alone; the records of all are one object."""
+    """Change only one client's message; all clients' records are one object."""
     record = ConfigRecord({**message.content.config_records[RECORD], name: value})
     message.content = RecordDict({**message.content, RECORD: record})
     return message
 
 
 def with_terms(message: Message, **changes: Any) -> Message:
-    """Change the terms, or the parameters, that one client's message brings; ``{task}`` is the task as it was."""
+    """Change the terms or parameters in one client's message; ``{task}`` is the unchanged task."""
     record = message.content.config_records[RECORD]
     if "parameters" in changes:
         return with_field(message, "parameters", changes["parameters"])
@@ -44,7 +44,7 @@ def with_terms(message: Message, **changes: Any) -> Message:
 
 
 def terms_for_some(settings: Callable[[Any], dict[str, Any]] | None = None, **changes: Any) -> Scenario:
-    """Return a scenario in which two clients are told something else."""
+    """Return a scenario in which two clients receive something else."""
 
     def scenario(lab: Any) -> dict[str, Any]:
         def tamper(message: Message) -> Iterable[Message]:
@@ -92,7 +92,7 @@ def unreadable_model(lab: Any) -> dict[str, Any]:
 
 
 def other_authority(lab: Any) -> dict[str, Any]:
-    """Bring a roster of the server's own authority."""
+    """Use a roster of the server's own authority."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "others"
     make_identities(folder, map(ClientId, range(lab.count)), SystemCoins())
     outcome: dict[str, Any] = lab.secure(mode="active", roster=str(folder / "roster.txt"))
@@ -100,7 +100,7 @@ def other_authority(lab: Any) -> dict[str, Any]:
 
 
 def server_side(lab: Any) -> dict[str, Any]:
-    """Use the grid in ways that would give single updates away; each is refused before anything is sent."""
+    """Use the grid in ways that would reveal single updates; each is refused before anything is sent."""
     grid, said = SecAggGrid(lab.grid, settings=SecAggSettings()), dict[str, Any]()
 
     def messages(kind: str = "train", *, bound: float = 0.0, more: bool = False) -> list[Message]:
@@ -129,7 +129,7 @@ def server_side(lab: Any) -> dict[str, Any]:
 
 
 def sparse_threshold(lab: Any) -> dict[str, Any]:
-    """Lose more clients of a sparse session than the threshold allows, and fewer than the least cohort does."""
+    """Lose more clients of a sparse session than the threshold allows, but fewer than the minimum cohort does."""
     chaos = {p: {"at": "TRAIN", "do": "raise"} for p in (5, 6)}
     outcome: dict[str, Any] = lab.secure(topology="sparse", threshold=0.95, minimum_cohort=20, chaos=chaos)
     return outcome

@@ -1,4 +1,4 @@
-"""A grid whose nodes answer in this process, at once: the app, its mod and its contexts are Flower's."""
+"""A grid whose nodes answer immediately in this process; the app, its mod and its contexts are Flower's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN = 7
 
 
 class MemoryGrid(Grid):
-    """Hands each message to the app of its node, as a copy, and keeps the answer."""
+    """Passes a copy of each message to its node's app, and keeps the answer."""
 
     def __init__(self, app: Any, count: int) -> None:
         for name in ("_run_id", "_node_id", "_task_id"):

@@ -1,4 +1,4 @@
-"""Scenarios of one message a client: holders as processes of their own, of which one is killed."""
+"""Scenarios of one message per client: holders in separate processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Scenario = Callable[[Any], dict[str, Any]]
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run whose epoch's record stands in a folder."""
+    """Return the settings of a run whose epoch's record is in a folder."""
     return {
         "protocol": "one-message",
         "roster": f"{os.environ['LAB_KEYS']}/roster.txt",

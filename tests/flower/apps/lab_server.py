@@ -1,7 +1,7 @@
-"""Scenarios on a federation in memory or simulated: each runs rounds of a real strategy, and says what came out.
+"""Scenarios on a federation in memory or simulated: each runs rounds of a real strategy, and reports the results.
 
-Run as ``python lab_server.py memory|simulation OUTPUT SCENARIO...``; the scenarios share one federation. Those of
-sparse graphs are of all its nodes, the others of the first eight.
+Run as ``python lab_server.py memory|simulation OUTPUT SCENARIO...``; the scenarios share one federation. Scenarios with
+sparse graphs use all its nodes, the others the first eight.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from tests.harness.town_of_sites import declared
 
 EIGHT, MANY = 8, 24
 FOR_EVER = 600.0
-"""Seconds that nothing takes, so that no machine is too slow for a scenario."""
+"""More seconds than anything takes, so that no machine is too slow for a scenario."""
 Tamper = Callable[[Message], Iterable[Message]]
 
 
 class Part(Grid):
-    """A grid that knows some of the nodes."""
+    """A grid with some of the nodes."""
 
     def __init__(self, inner: Grid, nodes: list[int]) -> None:
         self.inner, self.nodes = inner, nodes
@@ -83,7 +83,7 @@ class Part(Grid):
 
 
 class HostileGrid(Part):
-    """A server that does to its own messages what a scenario says, and sees everything that clients send."""
+    """A server that changes its messages as a scenario requires, and sees everything that clients send."""
 
     def __init__(self, inner: Grid, tamper: Tamper | None = None) -> None:
         super().__init__(inner, list(inner.get_node_ids()))
@@ -91,7 +91,7 @@ class HostileGrid(Part):
         self.seen = list[Message]()
         self.names = dict[int, set[str]]()
         self.open = set[str]()
-        """What was asked and not answered yet."""
+        """Requests without an answer yet."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         listed = list(messages)
@@ -113,7 +113,7 @@ class HostileGrid(Part):
 
 
 class Lab:
-    """Some nodes of a simulated federation, and what the scenarios need of them."""
+    """Some nodes of a simulated federation, and helpers for the scenarios."""
 
     def __init__(self, grid: Grid, nodes: list[int], context: Any) -> None:
         self.grid, self.nodes, self.count, self.context = Part(grid, nodes), sorted(nodes), len(nodes), context
@@ -151,7 +151,7 @@ class Lab:
         timeout: float = FOR_EVER,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Run rounds, and compare the model with the mean over those that should be in it."""
+        """Run rounds, and compare the model with the mean over the clients that should be in it."""
         hostile = HostileGrid(self.grid, tamper)
         grid = SecAggGrid(
             hostile, settings=SecAggSettings(**{"metrics": "loss", "stage_timeout": FOR_EVER, **settings})
@@ -184,12 +184,12 @@ class Lab:
         return outcome
 
     def state_left(self) -> int:
-        """Return how many bytes of sessions are left on all nodes together."""
+        """Return the total bytes of sessions that are left on all nodes."""
         return sum(states(self.grid, "bytes").values())
 
 
 def states(grid: Grid, name: str) -> dict[int, int]:
-    """Return one number of every node's state."""
+    """Return one number from every node's state."""
     queries = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
     replies = grid.send_and_receive(queries, timeout=FOR_EVER)
     return {reply.metadata.src_node_id: int(str(reply.content.metric_records["state"][name])) for reply in replies}
@@ -201,7 +201,7 @@ def difference(arrays: dict[str, Any], due: dict[str, Any]) -> dict[str, Any]:
 
 
 def twin(lab: Lab) -> dict[str, Any]:
-    """FedAvg beside FedAvg."""
+    """Compare FedAvg with FedAvg."""
     averaging = PlainTwin(fraction_evaluate=0.0, train_metrics_aggr_fn=equal_means)
     plain, metrics = lab.start(lab.grid, rounds=2, strategy=averaging)
     secure = lab.secure(rounds=2)
@@ -209,13 +209,13 @@ def twin(lab: Lab) -> dict[str, Any]:
     secure["twin"] = {n: float(np.abs(plain[n].astype(float) - lab.arrays[n]).max(initial=0.0)) for n in floats}
     secure["twin_loss"] = metrics[2]["loss"]
     secure["state_left"] = lab.state_left()
-    # Ledgers and latches stand in folders of their own, and hold no key.
+    # Ledgers and latches are in separate folders, and contain no key.
     secure["keys_left"] = sum(path.stat().st_size for path in Path(os.environ[DIRECTORY_VARIABLE]).glob("*.*"))
     return secure
 
 
 def failing_rounds(lab: Lab) -> dict[str, Any]:
-    """Lose three nodes in the second round and two trainings in the third; then train on, and then nobody trains."""
+    """Lose three nodes in the second round and two trainings in the third; then continue; then no client trains."""
     lost = {p: {"at": "TRAIN", "do": "raise", "rounds": [2]} for p in (0, 1, 4)}
     chaos: dict[int, dict[str, Any]] = lost | {p: {"do": "fail", "rounds": [3]} for p in (2, 3)}
     settings = SecAggSettings(metrics="loss", stage_timeout=FOR_EVER, weighting="uniform")
@@ -245,7 +245,7 @@ def failing_rounds(lab: Lab) -> dict[str, Any]:
 
 def _dropped_at(kind: str, do: str = "raise") -> Callable[[Lab], dict[str, Any]]:
     def scenario(lab: Lab) -> dict[str, Any]:
-        # One that is silent holds one of the simulation's two processes.
+        # A silent one occupies one of the simulation's two processes.
         told = (1,) if do == "silent" else (1, 4)
         chaos = {p: {"at": kind, "do": do} for p in told}
         gone = told if kind in ("ADVERTISED_KEYS", "TRAIN") and do not in ("fail", "refuse") else ()
@@ -271,7 +271,7 @@ def restarted(lab: Lab) -> dict[str, Any]:
 
 
 def rolled_back(lab: Lab) -> dict[str, Any]:
-    """Bring back the state of two clients as it was before they answered; they answer nothing more."""
+    """Restore the state of two clients from before they answered; they answer nothing more."""
     return lab.secure(
         chaos={1: {"at": "ADVERTISED_KEYS", "do": "roll-back"}, 2: {"at": "TRAIN", "do": "roll-back"}},
         present=[p for p in range(lab.count) if p != 1],
@@ -281,7 +281,7 @@ def rolled_back(lab: Lab) -> dict[str, Any]:
 def strategies_that_average(lab: Lab) -> dict[str, Any]:
     outcome = dict[str, Any]()
     common: dict[str, Any] = {"fraction_evaluate": 0.0}
-    # What a strategy keeps from round to round shows in the second one.
+    # A strategy's state between rounds shows in the second one.
     for name, extra, rounds in (
         ("FedAdam", {}, 2),
         ("FedYogi", {}, 1),
@@ -306,7 +306,7 @@ def strategies_that_average(lab: Lab) -> dict[str, Any]:
 
 
 def private(lab: Lab) -> dict[str, Any]:
-    """Add next to no noise, by a strategy that clips on the clients."""
+    """Add almost no noise, with a strategy that clips on the clients."""
     wrapped = strategies.DifferentialPrivacyClientSideFixedClipping(
         FedAvg(fraction_evaluate=0.0), noise_multiplier=1e-9, clipping_norm=1.0, num_sampled_clients=lab.count
     )
@@ -340,13 +340,13 @@ def hybrid(lab: Lab) -> dict[str, Any]:
 
 
 def second_request(lab: Lab) -> dict[str, Any]:
-    """Ask for the shares of both secrets: once with everybody, and once with a victim declared dropped."""
+    """Request the shares of both secrets: once with all clients, and once with a victim declared dropped."""
 
     def tamper(message: Message) -> Iterable[Message]:
         yield message
         if _kind(message) == "UNMASKING_REQUEST":
             request = bytearray(message_in(record_in(message.content)))
-            # After the header and its tag stands the set of contributors; the first position leaves it.
+            # The set of contributors follows the header and its tag; remove the first position.
             request[7 + 8] ^= 1
             metadata = message.metadata
             yield Message(
@@ -363,7 +363,7 @@ def second_request(lab: Lab) -> dict[str, Any]:
 
 
 def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
-    """Plan as the library does, then offer something weaker, and check nothing of it."""
+    """Plan like the library, then offer something weaker without checks."""
 
     def weaker(*args: Any, **kwargs: Any) -> Any:
         plan = plan_session(*args, **kwargs)
@@ -384,7 +384,7 @@ def _offering(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
 
 
 def other_graph(lab: Lab) -> dict[str, Any]:
-    """Open another seed of the graph than the one that was committed to."""
+    """Open a graph seed other than the committed one."""
 
     def tamper(message: Message) -> Iterable[Message]:
         if _kind(message) == "ADVERTISED_KEYS":
@@ -398,7 +398,7 @@ def other_graph(lab: Lab) -> dict[str, Any]:
 
 
 def other_models(lab: Lab, **settings: Any) -> dict[str, Any]:
-    """Tell half of the clients another model under the same digest."""
+    """Send half of the clients another model under the same digest."""
     half = set(lab.nodes[::2])
 
     def tamper(message: Message) -> Iterable[Message]:
@@ -411,7 +411,7 @@ def other_models(lab: Lab, **settings: Any) -> dict[str, Any]:
 
 
 def same_round_again(lab: Lab) -> dict[str, Any]:
-    """Ask for the same round once more, for another sum with the same update: as it was, and of restarted nodes."""
+    """Request the same round again, for another sum with the same update: unchanged, and of restarted nodes."""
     kept = list[RecordDict]()
 
     def keep(message: Message) -> Iterable[Message]:
@@ -432,7 +432,7 @@ def same_round_again(lab: Lab) -> dict[str, Any]:
 
 
 def substituted_keys(lab: Lab) -> dict[str, Any]:
-    """Put keys of the server's own in the place of a neighbour's."""
+    """Replace a neighbour's keys by the server's own."""
 
     def tamper(message: Message) -> Iterable[Message]:
         if _kind(message) == "ADVERTISED_KEYS" and message.metadata.dst_node_id in lab.nodes[:2]:
@@ -446,7 +446,7 @@ def substituted_keys(lab: Lab) -> dict[str, Any]:
 
 
 def two_stories(lab: Lab) -> dict[str, Any]:
-    """Tell half of the contributors that one of them dropped out, so that both its secrets are shown."""
+    """Report to half of the contributors that one of them dropped out, so that both its secrets are revealed."""
     half = set(lab.nodes[::2])
 
     def tamper(message: Message) -> Iterable[Message]:
@@ -474,7 +474,7 @@ def nan(lab: Lab) -> dict[str, Any]:
 
 
 def light(lab: Lab) -> dict[str, Any]:
-    """Precision does not depend on how many examples all clients have."""
+    """Precision does not depend on clients' total number of examples."""
     outcome = {}
     for weight in (256, 1024):
         weights = dict.fromkeys(range(lab.count), weight)
@@ -492,7 +492,7 @@ def clipped(lab: Lab) -> dict[str, Any]:
 
 
 def pruning(lab: Lab) -> dict[str, Any]:
-    """Tell how many values of the large tensor moved, and how far the ones that did are off."""
+    """Report how many values of the large tensor changed, and the error of those."""
     outcome = lab.secure(compression="pruning-0.75")
     due, before = expected(range(lab.count), 1, {}, {})["layer"], initial_model()["layer"]
     moved = lab.arrays["layer"] != before
@@ -511,7 +511,7 @@ def enclave(**changes: Any) -> Callable[[Lab], dict[str, Any]]:
 
 
 def enclave_served(lab: Lab) -> dict[str, Any]:
-    """Ask an enclave in a process of its own."""
+    """Use an enclave in a separate process."""
     path, log = os.environ["LAB_SOCKET"], Path(os.environ["LAB_KEYS"]).parent / "enclave.log"
     command = [str(Path(sys.executable).parent / "secagg"), "enclave", "serve", "--listen", f"unix:{path}"]
     command += ["--evidence", "simulated"]
@@ -535,7 +535,7 @@ def _enclave_of(lab: Lab) -> dict[str, Any]:
 
 
 def enclave_by_default(lab: Lab) -> dict[str, Any]:
-    """Ask clients with the policy that a deployment has."""
+    """Use clients with a deployment's policy."""
     return lab.secure(**{**_enclave_of(lab), "strategy": None, **UNIFORM})
 
 
@@ -551,7 +551,7 @@ def statistics(lab: Lab) -> dict[str, Any]:
 
 
 def enclave_told(lab: Lab) -> dict[str, Any]:
-    """Tell sums in place of models, and say how many bytes went to each node with its model."""
+    """Send sums instead of models, and report the bytes sent to each node with its model."""
     down = dict[int, list[int]]()
 
     def tamper(message: Message) -> Iterable[Message]:
@@ -661,7 +661,7 @@ def main() -> None:
 
 
 def serve(grid: Grid, context: Any, output: Path, names: list[str]) -> None:
-    """Run scenarios, and write what came out."""
+    """Run scenarios, and write the results."""
     while len(list(grid.get_node_ids())) < MANY:
         time.sleep(0.05)
     partitions = states(grid, "partition")

@@ -1,4 +1,4 @@
-"""The lab's app for clients, which answers statistics too."""
+"""The lab's app for clients, which also answers statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies that send what plain averaging sends, for training of another kind."""
+"""Strategies that send the same as plain averaging, for other training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab_app import LENIENT_TYPE, PLAIN_TYPE
 
 
 def equal_means(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Return the means of metrics in which clients weigh the same, as they do in secure sums."""
+    """Return means of metrics with equal weights, as in secure sums."""
     records = [content.metric_records["metrics"] for content in contents]
     return MetricRecord(
         {name: float(np.mean([record[name] for record in records])) for name in records[0] if name != weighted_by}

@@ -1,4 +1,4 @@
-"""The lab's model, by how much each client changes it, and so what a round must give."""
+"""The lab's model, each client's change, and the expected result of a round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def initial_model() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def change(partition: int, number: int, name: str) -> np.ndarray[Any, Any]:
-    """Return by how much one client's training changes a tensor in a round."""
+    """Return the change of a tensor by one client's training in a round."""
     generator = np.random.default_rng([partition, number, len(name)])
     return generator.normal(0, 0.05, SHAPES[name])
 
@@ -32,7 +32,7 @@ def counted(partition: int) -> int:
 
 
 def examples(partition: int) -> int:
-    """Return a number that is clamped and rounded to itself."""
+    """Return a number that clamping and rounding do not change."""
     return 64 * (4 + partition % 13)
 
 
@@ -43,7 +43,7 @@ def loss(partition: int) -> float:
 def expected(
     who: Iterable[int], rounds: int, weights: dict[int, int], chaos: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the model that the weighted mean gives, in float64; a client whose training fails does not count."""
+    """Return the model after the weighted mean, in float64; a client whose training fails does not count."""
     model = {name: array.astype(np.float64) for name, array in initial_model().items()}
     parties = list(who)
     weights = told_weights(parties, weights, chaos)
@@ -66,7 +66,7 @@ def expected(
 
 
 def mean_loss(who: Iterable[int], weights: dict[int, int], chaos: dict[int, dict[str, Any]]) -> float:
-    """Return the mean loss of the clients that trained, which weigh the same."""
+    """Return the mean loss of the clients that trained, with equal weights."""
     del weights
     losses = [loss(p) for p in who if not fails(chaos, p)]
     return sum(losses) / len(losses)

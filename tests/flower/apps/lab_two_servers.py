@@ -1,4 +1,4 @@
-"""Scenarios of two servers: the second simulated, or a process of its own; and a server 0 that does what it likes."""
+"""Scenarios of two servers: the second simulated or in a separate process; and a malicious server 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Scenario = Callable[[Any], dict[str, Any]]
 
 
 def simulated(lab: Any, **changes: Any) -> dict[str, Any]:
-    """Return the settings of a round whose second server is simulated, which its clients accept."""
+    """Return the settings of a round with a simulated second server, which its clients accept."""
     return {
         "protocol": "two-servers",
         "roster": f"{os.environ['LAB_KEYS']}/roster.txt",
@@ -43,7 +43,7 @@ def simulated(lab: Any, **changes: Any) -> dict[str, Any]:
 
 
 def served(lab: Any, **changes: Any) -> dict[str, Any]:
-    """Return the settings of a round whose second server is a process, whose key clients know."""
+    """Return the settings of a round whose second server is a process with a key that clients know."""
     keys = Path(os.environ["LAB_KEYS"])
     more = {
         "strategy": None,
@@ -55,7 +55,7 @@ def served(lab: Any, **changes: Any) -> dict[str, Any]:
 
 
 def start_second_server() -> subprocess.Popen[bytes]:
-    """Start the second server as its operator does, with the journal that it had before."""
+    """Start the second server as its operator does, with its previous journal."""
     folder, keys = Path(os.environ["LAB_KEYS"]).parent, Path(os.environ["LAB_KEYS"])
     command = [
         *(str(Path(sys.executable).parent / "secagg"), "server", "serve"),
@@ -67,7 +67,7 @@ def start_second_server() -> subprocess.Popen[bytes]:
 
 
 def start_listening(command: list[str], log: Path, path: str) -> subprocess.Popen[bytes]:
-    """Start a command of the library, and return its process once something listens at its socket."""
+    """Start a command of the library, and return its process once its socket listens."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 -- the library's own command
     last = time.monotonic() + READY_SECONDS
@@ -83,7 +83,7 @@ def _listens(path: str) -> bool:
 
 @contextmanager
 def second_server() -> Generator[list[subprocess.Popen[bytes]]]:
-    """Let a second server run; the list holds the process that does, and may be given another."""
+    """Let a second server run; the list contains its process, which may be replaced."""
     running = [start_second_server()]
     try:
         yield running
@@ -94,7 +94,7 @@ def second_server() -> Generator[list[subprocess.Popen[bytes]]]:
 
 @contextmanager
 def _impatient() -> Generator[None]:
-    """Let server 0 give up at once on a second server that nobody starts again."""
+    """Let server 0 give up immediately on a second server that is not restarted."""
     defaults = cast("dict[str, float]", PeerLink.__init__.__kwdefaults__)
     own = defaults["patience"]
     defaults["patience"] = 0.5
@@ -130,7 +130,7 @@ def restart(running: list[subprocess.Popen[bytes]]) -> None:
 
 
 def twin(lab: Any) -> dict[str, Any]:
-    """FedAvg beside FedAvg: in the clear, and by two servers that sum fixed point and that count codewords."""
+    """Compare FedAvg in the clear with two servers that sum fixed point and that count codewords."""
     equal = {p: {"examples": 10} for p in range(lab.count)}
     plain, _ = lab.start(lab.grid, rounds=2, strategy=PlainTwin(fraction_evaluate=0.0), chaos=equal)
     outcome = dict[str, Any]()
@@ -142,7 +142,7 @@ def twin(lab: Any) -> dict[str, Any]:
 
 
 def plain_rounds(lab: Any) -> dict[str, Any]:
-    """Sum fixed point in two rounds, and read for which round every client's ledger says that it uploaded last."""
+    """Sum fixed point in two rounds, and read the last uploaded round from every client's ledger."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, rounds=2))
     outcome["last"] = list[int]()
     for client in range(lab.count):
@@ -153,7 +153,7 @@ def plain_rounds(lab: Any) -> dict[str, Any]:
 
 
 def restarted(lab: Any) -> dict[str, Any]:
-    """Kill the second server between two rounds; then begin a round again that it took part in before."""
+    """Kill the second server between two rounds; then repeat a round that it took part in."""
     with second_server() as running:
 
         class Killing(FedAvg):
@@ -194,7 +194,7 @@ def absent(lab: Any) -> dict[str, Any]:
 
 
 def low_cohort(lab: Any) -> dict[str, Any]:
-    """Ask for less than clients insist on, and then for the same round as they want it, which they have not spent."""
+    """Offer less than clients' policy, then the same round with enough, which they have not spent."""
     outcome: dict[str, Any] = lab.secure(**simulated(lab, minimum_cohort=2))
     vars(server_grid)["_ROUNDS"][lab.grid.run.run_id] -= 1
     outcome["again"] = lab.secure(**simulated(lab))["error"]
@@ -202,7 +202,7 @@ def low_cohort(lab: Any) -> dict[str, Any]:
 
 
 def with_own_key(lab: Any) -> dict[str, Any]:
-    """Name server 1 a server 0 that its operator does not know."""
+    """Give server 1 a server 0 that its operator does not know."""
     folder = Path(os.environ["LAB_KEYS"]).parent / "own-pair"
     make_identities(folder, map(ClientId, range(1)), SystemCoins())
     make_trial_pair(folder, SystemCoins())

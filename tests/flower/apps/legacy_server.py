@@ -25,7 +25,7 @@ NODES = 6
 
 
 class Kept(FedAvg):
-    """Remembers the model of the last round, which the legacy API keeps to itself."""
+    """Remembers the model of the last round, which the legacy API does not return."""
 
     needs_only_the_mean = True
 

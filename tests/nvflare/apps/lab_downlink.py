@@ -20,7 +20,7 @@ GOAL = np.random.default_rng(3).normal(size=(60, 200)).astype(np.float32)
 
 
 def main(workspace: str) -> None:
-    """Run the job, and write where its results are."""
+    """Run the job, and print the folder of its results."""
     keys = Path(workspace, "keys")
     make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
     recipe = NumpyFedAvgRecipe(

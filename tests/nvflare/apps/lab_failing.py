@@ -1,6 +1,6 @@
-"""Run jobs of which rounds fail in the simulator, each site a process: ``lab_failing.py NAME <workspace>``.
+"""Run jobs with failing rounds in the simulator, with a process per site: ``lab_failing.py NAME <workspace>``.
 
-It prints a line of JSON for each job: the models that were saved, the metrics of each round, and how the job ended.
+It prints a line of JSON for each job: the saved models, the metrics of each round, and the job's outcome.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "retry": {"rounds": 4, "lost": {STAGE_TASK: 2, "train": 3}, "on_failure": "retry", "begins": "skip"},
     "stop": {"rounds": 4, "lost": {"train": 2}, "on_failure": "stop"},
 }
-"""Jobs by name; ``lost`` says at which task of a kind half of the sites leave, and at which session's first message."""
+"""Jobs by name; ``lost`` is the task, or the session's first message, at which half of the sites leave."""
 
 
 class Losing(Filter):  # type: ignore[misc] # NVFlare has no types
-    """Has a site of the second half leave."""
+    """Makes a site of the second half leave."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Losing(Filter):  # type: ignore[misc] # NVFlare has no types
 
 
 class Saved(ModelPersistor):  # type: ignore[misc] # NVFlare has no types
-    """Writes every model and every round's metrics into a file; begins with the last model of another one."""
+    """Writes every model and every round's metrics to a file; begins with another file's last model."""
 
     def __init__(self, file: str, begins: str) -> None:
         super().__init__()
         self.file, self.begins = file, begins
 
     def load_model(self, fl_ctx: FLContext) -> Any:
-        """Return a model of floats and a counter; a file of another job has floats alone, as optimizers make them."""
+        """Return a model of floats and a counter; another job's file has only floats, as optimizers make them."""
         del fl_ctx
         weights: dict[str, Any] = {"w": np.zeros(6, np.float32), "count": np.array([3], np.int64)}
         if self.begins:
@@ -115,7 +115,7 @@ def made(name: str, workspace: Path) -> FedAvgRecipe:
 
 
 def main(names: str, workspace: Path) -> None:
-    """Run the jobs, and say what became of each."""
+    """Run the jobs, and print their outcomes."""
     for name in names.split(","):
         said = ""
         try:
@@ -135,5 +135,5 @@ def main(names: str, workspace: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A job names its components by module, and this one is then no script.
+    # A job names its components by module, so this file must be imported as one.
     import_module("lab_failing").main(sys.argv[1], Path(sys.argv[2]))

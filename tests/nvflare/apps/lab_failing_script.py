@@ -1,4 +1,4 @@
-"""What a site trains: it adds 1 to the weights and 2 to a counter of whole numbers, and fails where a job says so."""
+"""A site's script: adds 1 to the weights and 2 to an integer counter, and fails when the job requests it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import nvflare.client as flare
 
 
 def train(half_fails: int, all_fail: int) -> None:
-    """Train until the job ends; in one round half of the sites fail, each in its own way, and in another one all."""
+    """Train until the job ends; in one round half of the sites fail, each differently, and in another one all."""
     flare.init()
     number = int(flare.get_site_name().rpartition("-")[2])
     while flare.is_running():

@@ -1,4 +1,4 @@
-"""What a site trains: it moves half of the way to a goal."""
+"""A site's script: moves half of the way to a goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor of a hostile job's own: every way out of a site that it can think of, each with a mark."""
+"""A hostile job's executor: tries every channel out of a site, each with a mark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MARK = "leak of".replace(" ", "-")  # never whole in the source, which a job upl
 
 
 class Hostile(Executor):  # type: ignore[misc] # NVFlare has no types
-    """Sends what it was given around the filters."""
+    """Sends data past the filters."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer a task in the clear, and say everything besides."""
+        """Answer a task in the clear, and leak everything else."""
         del task_name, abort_signal
         engine, name = fl_ctx.get_engine(), fl_ctx.get_identity_name()
-        # With what the server knows its task by, so that the answer counts.
+        # With the headers by which the server knows its task, so that the answer counts.
         shareable.set_cookie_jar({**(shareable.get_cookie_jar() or {}), "x": f"{MARK}-cookie-{name}"})
         fl_ctx.set_prop("leak", f"{MARK}-context-{name}", private=False, sticky=True)
         request = Shareable({"x": f"{MARK}-message-{name}"})

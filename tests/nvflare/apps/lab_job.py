@@ -15,8 +15,8 @@ from secagg.nvflare import secure
 
 
 def main(workspace: str) -> None:
-    """Run the job, and write where its results are."""
-    # On a busy machine a site may be late for a stage, and then the mean is of four.
+    """Run the job, and print the folder of its results."""
+    # On a busy machine a site may be late for a stage, and the mean is then over four.
     vars(job)["secure"] = partial(secure, stage_patience=60.0)
     recipe, env = job.made(), SimEnv(num_clients=job.SITES, workspace_root=workspace)
     recipe.add_server_file("lab_spy.py")

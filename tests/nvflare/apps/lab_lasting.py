@@ -1,7 +1,7 @@
-"""Jobs that train an adapter at closed sites, in processes of their own: ``lab_lasting.py all <workspace>``.
+"""Jobs that train an adapter at closed sites, in separate processes: ``lab_lasting.py all <workspace>``.
 
-One site starts late, one trainer slowly, one is killed, and a last job goes on from the model of another. It prints a
-line of JSON for each job: how it ended, every round's outcome, and the model.
+One site starts late, one trainer is slow, one is killed, and the last job continues another job's model. It prints a
+line of JSON for each job: its outcome, every round's outcome, and the model.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SLOW_SECONDS, STAGE_SECONDS = 25, 10.0
 SHAPES = {"model.lora_A.weight": (4, 12), "model.lora_B.weight": (10, 4)}
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["model"]}
 JOBS: dict[str, tuple[int, int, str]] = {"late": (3, 3, ""), "killed": (4, 3, ""), "resumed": (4, 1, "killed")}
-"""For each job: how many sites are invited, its rounds, and the job from whose model it goes on."""
+"""For each job: the number of invited sites, its rounds, and the job whose model it continues."""
 
 
 class Saved(ModelPersistor):  # type: ignore[misc] # NVFlare has no types
-    """Keeps the model in a file, and begins with that of another job."""
+    """Keeps the model in a file, and begins with another job's."""
 
     def __init__(self, file: str, begins: str) -> None:
         super().__init__()
         self.file, self.begins = file, begins
 
     def load_model(self, fl_ctx: FLContext) -> Any:
-        """Return zeros, or a file's model."""
+        """Return zeros, or the model in a file."""
         del fl_ctx
         weights = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         if self.begins:
@@ -59,7 +59,7 @@ class Saved(ModelPersistor):  # type: ignore[misc] # NVFlare has no types
 
 
 def job(name: str, folder: Path) -> str:
-    """Write a job without code, and return where it is."""
+    """Write a job without code, and return its folder."""
     invited, rounds, begins = JOBS[name]
     recipe = FedAvgRecipe(
         name=name,
@@ -87,7 +87,7 @@ def job(name: str, folder: Path) -> str:
 
 
 def join_late(workspace: Path, kits: Path) -> None:
-    """Start a site once a job's first round is over."""
+    """Start a site after a job's first round."""
     while not list(kits.glob("server/*/secagg_rounds.json")):
         time.sleep(0.2)
     _start_poc(poc_workspace=str(workspace), gpu_ids=[], excluded=[], services_list=[LATE])
@@ -121,5 +121,5 @@ def main(home: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A job names its components by module, and this one is then no script.
+    # A job names its components by module, so this file must be imported as one.
     import_module("lab_lasting").main(Path(sys.argv[2]))

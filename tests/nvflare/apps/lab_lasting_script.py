@@ -1,6 +1,6 @@
-"""What a closed site's trainer does to an adapter: it adds the site's number in sixteenths to the part that is due.
+"""A closed site's trainer: adds the site's number in sixteenths to the current part of an adapter.
 
-One trainer starts slowly, and one is killed in the second round of a job that asks for it.
+One trainer starts slowly, and one is killed in the second round of a job that requests it.
 """
 
 from __future__ import annotations

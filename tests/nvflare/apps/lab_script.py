@@ -1,4 +1,4 @@
-"""What a site trains: it adds its number in sixteenths. Site 5 is killed in a round, if the job says in which."""
+"""A site's script: adds its number in sixteenths. Site 5 is killed in a round, if the job names one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def train(fatal_round: int) -> None:
     while flare.is_running():
         model = flare.receive()
         if (number, model.current_round) == (5, fatal_round):
-            # With the process that started it, which would report that to the server, and NVFlare would end the job.
+            # Also kill the parent process, which would report it to the server, so that NVFlare would end the job.
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         writer.add_scalar(MARKER, number, model.current_round)
         params = {name: values + np.float32(number / 16) for name, values in model.params.items()}
-        # Between a quarter of 1,024 and all of it, and a multiple of a sixteenth: it counts as it is.
+        # Between a quarter of 1,024 and 1,024, and a multiple of a sixteenth: it is not rounded.
         meta = {"NUM_STEPS_CURRENT_ROUND": 128 * (1 + number)}
         flare.send(flare.FLModel(params=params, metrics={"accuracy": 0.1 * number}, meta=meta))
 

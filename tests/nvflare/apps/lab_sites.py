@@ -1,7 +1,7 @@
-"""A deployment of sites under files of their operators, and jobs: ``lab_sites.py open|scope|closed <workspace>``.
+"""A deployment of sites with their operators' files, and jobs: ``lab_sites.py open|scope|closed <workspace>``.
 
-It prints a line of JSON for each job: how it ended, which of the bytes that were looked for reached the server, and
-what the logs say. The processes of the deployment are left to the test, which ends them.
+It prints a line of JSON for each job: its outcome, which of the searched bytes reached the server, and the logs. The
+test ends the deployment's processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Change = Callable[[Path, Config, Config], None]
 
 
 def with_the_sites_script(app: Path, client: Config, meta: Config) -> None:
-    """Bring no code, and run the script that is installed at the site."""
+    """Ship no code, and run the script installed at the site."""
     del meta
     shutil.rmtree(app / "custom")
     arguments = client["executors"][0]["executor"]["args"]
@@ -48,53 +48,53 @@ def with_the_sites_script(app: Path, client: Config, meta: Config) -> None:
 
 
 def with_another_script(app: Path, client: Config, meta: Config) -> None:
-    """Bring no code, and run another file of the site's."""
+    """Ship no code, and run another file of the site."""
     with_the_sites_script(app, client, meta)
     client["executors"][0]["executor"]["args"]["task_script_path"] = str(APPS / "lab_job.py")
 
 
 def with_a_command(app: Path, client: Config, meta: Config) -> None:
-    """Bring no code, and start a program of the site's."""
+    """Ship no code, and start a program of the site."""
     with_the_sites_script(app, client, meta)
     mark = Path(os.environ["HOME"], "leak-of-command")
     client["executors"][0]["executor"]["args"] = {"execution_mode": "external_process", "command": f"touch {mark}"}
 
 
 def with_a_hidden_command(app: Path, client: Config, meta: Config) -> None:
-    """Bring no code, and start a program by arguments in the place of those that are looked at."""
+    """Ship no code, and start a program by arguments that replace the checked ones."""
     with_a_command(app, client, meta)
     defined = client["executors"][0]["executor"]
     defined["args"] = {"execution_mode": "in_process", "class_attributes": defined["args"]}
 
 
 def hostile(app: Path, client: Config, meta: Config) -> None:
-    """Bring code that says everything to everybody."""
+    """Ship code that leaks everything everywhere."""
     del meta
     shutil.copy(APPS / "lab_hostile.py", app / "custom")
     client["executors"] = [{"tasks": ["*"], "executor": {"path": "lab_hostile.Hostile", "args": {}}}]
 
 
 def with_its_own_filter(app: Path, client: Config, meta: Config) -> None:
-    """Bring a filter that would come after the site's."""
+    """Ship a filter that would run after the site's."""
     del app, meta
     weak = {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {}}
     client["task_result_filters"][0]["filters"].append(weak)
 
 
 def with_our_id(app: Path, client: Config, meta: Config) -> None:
-    """Bring a component under the id of the operator's."""
+    """Ship a component with the id of the operator's."""
     del app, meta
     client["components"].append({"id": "secagg-site", "path": "secagg.nvflare.client.SecAggClient", "args": {}})
 
 
 def in_another_scope(app: Path, client: Config, meta: Config) -> None:
-    """Ask for a privacy scope that the operator does not have."""
+    """Request a privacy scope that the operator does not have."""
     del app, client
     meta["scope"] = "other"
 
 
 def unchanged(app: Path, client: Config, meta: Config) -> None:
-    """Leave the job as the recipe made it."""
+    """Leave the recipe's job unchanged."""
     del app, client, meta
 
 
@@ -116,7 +116,7 @@ JOBS: dict[str, list[tuple[str, bool, Change]]] = {
         ("hidden command", True, with_a_hidden_command),
     ],
 }
-"""For each kit of the operator's: jobs by name, whether they are secure, and what is changed of them."""
+"""For each of the operator's kits: jobs by name, whether they are secure, and their changes."""
 
 
 def training(sites: int, rounds: int = 1, fatal_round: int = 99) -> NumpyFedAvgRecipe:
@@ -132,7 +132,7 @@ def training(sites: int, rounds: int = 1, fatal_round: int = 99) -> NumpyFedAvgR
 
 
 def deployed(folder: Path) -> list[tuple[str, str]]:
-    """Write jobs that nothing is changed of: statistics, and two rounds, in the second of which a site is killed."""
+    """Write unchanged jobs: statistics, and two rounds, with a site killed in the second."""
     sites = SITES["open"]
     killed = training(sites - 1, rounds=2, fatal_round=1)
     secure(killed, invited=sites, metrics="accuracy", training_patience=1.0)
@@ -143,7 +143,7 @@ def deployed(folder: Path) -> list[tuple[str, str]]:
 
 
 def job(folder: Path, name: str, change: Change, sites: int, *, is_secure: bool) -> str:
-    """Write a job, and return where it is."""
+    """Write a job, and return its folder."""
     recipe = training(sites)
     if is_secure:
         secure(recipe, metrics="accuracy", training_timeout=30.0)
@@ -159,7 +159,7 @@ def job(folder: Path, name: str, change: Change, sites: int, *, is_secure: bool)
 
 
 def prepared(kit: str, workspace: Path) -> Path:
-    """Provision a project, write its operators' files, and return where its kits are."""
+    """Provision a project, write its operators' files, and return the folder of its kits."""
     prepare_poc_provision(
         clients=[],
         number_of_clients=SITES[kit],
@@ -186,7 +186,7 @@ def prepared(kit: str, workspace: Path) -> Path:
         if kit != "open":
             asked = ["node", "nvflare", str(kits / f"site-{number}"), "--policy", "minimum-cohort=3", *closed]
             assert import_module("secagg.cli").main([*asked, "--write"]) == 0
-    # The server's operator looks at what arrives, and has nothing against classes.
+    # The server's operator inspects all that arrives, and allows all classes.
     resources = kits / "server" / "local" / "resources.json"
     found = json.loads(resources.read_text())
     found["class_allow_list"] = ["*"]
@@ -196,7 +196,7 @@ def prepared(kit: str, workspace: Path) -> Path:
 
 
 def run(kits: Path, job_folder: str) -> tuple[str, str]:
-    """Run a job, and say how it ended and where its results are."""
+    """Run a job, and return its outcome and the folder of its results."""
     session = new_secure_session(username=ADMIN, startup_kit_location=str(kits / ADMIN), timeout=60)
     try:
         job_id = session.submit_job(job_folder)
@@ -225,12 +225,12 @@ def main(kit: str, home: Path) -> None:
         mark, began = reached.stat().st_size, time.monotonic()
         ended, result = run(kits, written)
         seconds = time.monotonic() - began
-        # What sites have sent may still be on its way.
+        # Messages from sites may still be in transit.
         time.sleep(1)
         data = reached.read_bytes()[mark:]
         updates = [(FIRST + np.float32(number / 16)).tobytes() in data for number in range(1, sites + 1)]
         logs = [path.read_text(errors="replace") for path in kits.glob(f"site-*/{ended.split()[-1]}/log.txt")]
-        # A job ends with the first site that refuses, so the others may have said nothing.
+        # A job ends when the first site refuses, so the others may have logged nothing.
         lines = [line for text in logs for line in text.splitlines() if "Traceback" not in line]
         said = [line for line in lines if re.search("ERROR|left the round", line)]
         found = {

@@ -1,4 +1,4 @@
-"""A server that writes down every message that reaches it, before anything is read out of it."""
+"""A server that records every message that reaches it, before decoding."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOCK = threading.Lock()
 
 
 class Spy(Widget):  # type: ignore[misc] # NVFlare has no types
-    """Looks at what NVFlare's cell receives, whatever it is."""
+    """Records everything that NVFlare's cell receives."""
 
     def __init__(self) -> None:
-        """Begin to look."""
+        """Start recording."""
         super().__init__()
         receive = CoreCell._process_received_msg  # noqa: SLF001 -- the lowest place, below every filter
 

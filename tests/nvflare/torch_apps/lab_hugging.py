@@ -18,7 +18,7 @@ SITES, RATE, STEPS = 3, 1e-3, 4
 
 
 def main(how: str, workspace: str) -> None:
-    """Run it, and write where its results are."""
+    """Run it, and print the folder of its results."""
     recipe = FedAvgRecipe(
         name="hugging",
         model={"class_path": "lora_model.LoRAModel", "args": {}},

@@ -1,4 +1,4 @@
-"""The example's network, which begins the same wherever it is made: a job makes it in the server's process."""
+"""The example's network with equal initial weights in every process: a job creates it in the server's process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Seeded(Network):
 
 
 class Wide(Network):
-    """Has so many weights that what is told in their place is smaller."""
+    """A network with enough weights that the compressed downlink is smaller."""
 
     def __init__(self) -> None:
         """Draw them."""

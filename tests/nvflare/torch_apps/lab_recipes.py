@@ -1,4 +1,4 @@
-"""A recipe of PyTorch's in the simulator: ``lab_recipes.py KIND plain|secure <workspace>``.
+"""A PyTorch recipe in the simulator: ``lab_recipes.py KIND plain|secure <workspace>``.
 
 Kinds are ``fedopt``, ``scaffold``, ``evaluated``, and those with a compressed downlink: ``told`` as arrays,
 ``told-tensors`` as tensors.
@@ -45,7 +45,7 @@ def made(kind: str) -> Any:
 
 
 def told(keys: Path) -> dict[str, Any]:
-    """Return the settings of the compressed downlink, through an enclave that is simulated."""
+    """Return the settings of the compressed downlink, with a simulated enclave."""
     make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
     return {
         "protocol": "enclave",
@@ -59,7 +59,7 @@ def told(keys: Path) -> dict[str, Any]:
 
 
 def main(kind: str, how: str, workspace: str) -> None:
-    """Run it, and write where its results are."""
+    """Run it, and print the folder of its results."""
     recipe = made(kind)
     if kind.startswith("told"):
         secure(recipe, metrics="accuracy", **told(Path(workspace, "keys")))

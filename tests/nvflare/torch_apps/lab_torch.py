@@ -1,4 +1,4 @@
-"""A site of PyTorch's recipes: it trains, corrects by SCAFFOLD where control variates come, and evaluates if asked."""
+"""A site of PyTorch recipes: trains, corrects by SCAFFOLD given control variates, and evaluates on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS, RATE, SIZE = 5, 0.05, 100
 
 
 def train(model: Any, points: Any, classes: Any, helper: PTScaffoldHelper | None, controls: Any) -> dict[str, Any]:
-    """Take some steps, and return what the server is told of them."""
+    """Take some steps, and return the report for the server."""
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     if helper is not None:
@@ -34,7 +34,7 @@ def train(model: Any, points: Any, classes: Any, helper: PTScaffoldHelper | None
 
 
 def main() -> None:
-    """Do what comes until the job ends."""
+    """Do all tasks until the job ends."""
     flare.init()
     number = int(flare.get_site_name().rpartition("-")[2])
     points, classes = load_data(number, SIZE)

@@ -1,4 +1,4 @@
-"""A site with the Trainer of transformers, which ``flare.patch`` makes federated: nothing here knows of sums."""
+"""A site with transformers' Trainer, which ``flare.patch`` makes federated; nothing here refers to sums."""
 
 from __future__ import annotations
 

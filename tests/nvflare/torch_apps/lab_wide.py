@@ -1,4 +1,4 @@
-"""A site that trains the wide network, and says in its log which model it was sent."""
+"""A site that trains the wide network, and logs the received model."""
 
 from __future__ import annotations
 

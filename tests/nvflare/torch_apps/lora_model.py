@@ -1,4 +1,4 @@
-"""A Qwen2 of random weights with adapters of PEFT, as NVFlare's example of Hugging Face makes it for its server."""
+"""A Qwen2 with random weights and PEFT adapters, as NVFlare's Hugging Face example makes it for its server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(rank: int = 8) -> Any:
 
 
 class LoRAModel(torch.nn.Module):
-    """What the server keeps."""
+    """The server's model."""
 
     def __init__(self) -> None:
         """Make it."""
@@ -29,7 +29,7 @@ class LoRAModel(torch.nn.Module):
         self.model = made()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the adapter alone."""
+        """Return only the adapter."""
         del args, kwargs
         return get_peft_model_state_dict(self.model)
 

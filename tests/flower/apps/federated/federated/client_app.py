@@ -1,4 +1,4 @@
-"""The lab's training and people on a SuperNode, which is killed at the stage that its node config names."""
+"""The lab's training and people on a SuperNode, which is killed at the stage named by its node config."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.harness.town_of_sites import declared, functions, people
 
 
 def killed(message: Message, context: Any, call_next: Any) -> Message:
-    """Kill the SuperNode, and this process, with no time to say goodbye; or wait for a file."""
+    """Kill the SuperNode and this process abruptly, or wait for a file."""
     if RECORD in message.content and context.node_config.get("hold-at") == kind_of(message):
         until = Path(str(context.node_config["hold-until"]))
         until.with_suffix(".reached").touch()

@@ -1,4 +1,4 @@
-"""What is asked in one way after another, such as ``model:semi_honest``; a test reads what came out."""
+"""Runs the requested kinds one after another, such as ``model:semi_honest``; a test reads the results."""
 
 import json
 import os
@@ -23,7 +23,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run in each of the ways."""
+    """Run each kind."""
     given = context.run_config
     for way in str(given["ways"]).split():
         deadline = time.monotonic() + float(given["training-timeout"])
@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def asked(grid: Grid, context: Context, settings: SecAggSettings) -> dict[str, Any]:
-    """Ask every node that there is for statistics."""
+    """Ask every node for statistics."""
     began = time.monotonic()
     try:
         results = ask(grid, context, declared(), settings=settings)
@@ -50,7 +50,7 @@ def asked(grid: Grid, context: Context, settings: SecAggSettings) -> dict[str, A
 
 
 def trained(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
-    """Train with every node that there is, and return the model and what each stage carried."""
+    """Train with every node, and return the model and each stage's messages."""
     nodes, rounds, began = int(given["nodes"]), int(given["rounds"]), time.monotonic()
     used = SecAggGrid(grid, settings=settings)
     try:
@@ -71,7 +71,7 @@ def trained(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
 
 
 def tell(chaos: dict[int, dict[str, Any]]) -> None:
-    """Tell clients what to do in the rounds that follow."""
+    """Send clients their behaviour for the following rounds."""
     Path(os.environ[CHAOS_FILE]).write_text(json.dumps(chaos), encoding="utf-8")
 
 
@@ -88,14 +88,14 @@ def phase(used: SecAggGrid, given: Any, strategy: FedAvg, rounds: int, model: di
 
 
 def failing(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
-    """Fail two trainings in round 2 and lose two nodes in round 3; then another phase; then nobody trains any more."""
+    """Fail two trainings in round 2 and lose two nodes in round 3; then another phase; then no client trains."""
     nodes = range(int(given["nodes"]))
     failed, lost = {"do": "fail", "rounds": [2]}, {"at": "TRAIN", "do": "raise", "rounds": [3]}
     tell({0: failed, 1: failed, 3: lost, 4: lost})
     averaging = {"fraction_evaluate": 0.0, "min_available_nodes": len(nodes)}
     first, metrics = phase(SecAggGrid(grid, settings=settings), given, FedAvg(**averaging), 3, initial_model())
     tell({})
-    # As many a strategy gives it back.
+    # Many strategies return it like this.
     floats = {**first, "steps": first["steps"].astype(np.float64)}
     second, more = phase(SecAggGrid(grid, settings=settings), given, FedAvgM(**averaging), 1, floats)
     tell({p: {"do": "fail"} for p in nodes})
@@ -111,7 +111,7 @@ def failing(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
 
 
 class Patient(GridRound):
-    """Waits no longer than for the others, so that no test waits for a time that is long for every machine."""
+    """Waits only as long as for the others, so that no test needs a timeout that suits every machine."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -119,17 +119,17 @@ class Patient(GridRound):
 
 
 class Releasing(FedAvg):
-    """Lets the slow training of the first round end as the second round begins."""
+    """Ends the slow training of the first round when the second round begins."""
 
     def configure_train(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
-        """Do as FedAvg does."""
+        """Do the same as FedAvg."""
         if server_round > 1:
             Path(os.environ[CHAOS_FILE]).with_suffix(".over").touch()
         return super().configure_train(server_round, *args, **kwargs)
 
 
 def overlapping(grid: Grid, given: Any, settings: SecAggSettings) -> dict[str, Any]:
-    """Have one training outlive its session, and its node asked to take part in the next one."""
+    """Let one training outlive its session while its node is invited to the next one."""
     tell({int(given["nodes"]) - 1: {"do": "slow", "rounds": [1]}})
     strategy = Releasing(fraction_evaluate=0.0, min_available_nodes=int(given["nodes"]))
     vars(server_grid)["GridRound"] = Patient
@@ -142,5 +142,5 @@ WAYS = {"model": trained, "failing": failing, "overlapping": overlapping}
 
 
 def stages(grid: SecAggGrid) -> list[list[object]]:
-    """Return what each stage of the last round carried."""
+    """Return the messages of each stage of the last round."""
     return [[name, count.sent, count.received, count.failed] for name, count in grid.stages]

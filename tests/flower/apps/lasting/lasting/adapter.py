@@ -1,4 +1,4 @@
-"""An adapter with PEFT's names as NumPy has it, and its plan: B and A take turns."""
+"""An adapter with PEFT's names in NumPy, and its plan: B and A take turns."""
 
 import numpy as np
 

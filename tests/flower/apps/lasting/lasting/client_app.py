@@ -1,4 +1,4 @@
-"""A SuperNode that adds its number in sixteenths to the part that is due, and is killed in a round if it is told to."""
+"""A SuperNode that adds its number in sixteenths to the current part, and is killed in a round on request."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ app = ClientApp(mods=[SecAggMod(adapter=plan.fingerprint, minimum_cohort=3, allo
 
 @app.train()
 def train(message: Message, context: Any) -> Message:
-    """Train the part that is due."""
+    """Train the current part."""
     number, place = int(str(message.content.config_records["config"]["server-round"])), context.node_config
     if place.get("kill-in-round") == str(number):
         os.kill(int(Path(str(place["pid-file"])).read_text(encoding="utf-8")), signal.SIGKILL)

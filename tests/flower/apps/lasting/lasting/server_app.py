@@ -1,4 +1,4 @@
-"""Rounds of an adapter, each with as many nodes as there should be; it begins with the model of another run."""
+"""Rounds of an adapter, each with the full number of nodes; it begins with another run's model."""
 
 import json
 import time
@@ -18,15 +18,15 @@ app = ServerApp()
 
 
 class Waiting(FedAvg):
-    """Begins no round before enough nodes are there, such as the one that came in the place of another."""
+    """Waits until enough nodes are present, such as a replacement, before each round."""
 
     def __init__(self, nodes: int) -> None:
-        """Sample all of them."""
+        """Sample all nodes."""
         super().__init__(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
         self.nodes = nodes
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-        """Wait, and then do as FedAvg does."""
+        """Wait, and then do the same as FedAvg."""
         deadline = time.monotonic() + SECONDS
         while len(list(grid.get_node_ids())) != self.nodes and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -35,13 +35,13 @@ class Waiting(FedAvg):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and write the model where the next run finds it."""
+    """Train, and write the model for the next run."""
     given = context.run_config
     nodes, model = int(str(given["nodes"])), ZEROS
     if given["begins"]:
         read = json.loads(Path(str(given["begins"])).read_text(encoding="utf-8"))
         model = {name: np.array(values, np.float32) for name, values in read.items()}
-    # One exchange a round, since a node starts a process for each.
+    # One round trip per round, since a node starts a process for each.
     through = {"protocol": "enclave", "roster": given["roster"], "compression": "fixed-point", "metrics": "loss"}
     settings = SecAggSettings(**plan.settings([0.1], clients=nodes, **through))
     used = SecAggGrid(grid, settings=settings)
