@@ -1,4 +1,4 @@
-"""What the example of an attack on adapters recovers: nearly all of one client's words, and none of a sum of eight."""
+"""The example attack on adapters recovers nearly all of one client's words, and none from a sum of eight."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_words_of_one_client_are_read_from_its_gradient_and_not_from_a_sum(attac
     one, two, eight = (attack["attacked"](clients, trial) for clients in (1, 2, 8))
     assert one.precision == 1
     assert one.recall > 0.9
-    # Everybody's words, and not whose.
+    # All clients' words, but not whose they are.
     assert two.recall > 0.9
     assert 0.4 < two.precision < 0.9
     assert eight.recall == 0
-    # 48 words a client are about 33 distinct ones, and 32 x 3 rows hold those of five texts of manuals.
+    # 48 words a client are about 33 distinct ones, and 32 x 3 rows hold those of five manual texts.
     five, six = (attack["attacked"](clients, 0) for clients in (5, 6))
     assert five.recall > 0.9
     assert six.recall == 0

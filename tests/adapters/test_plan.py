@@ -1,4 +1,4 @@
-"""Plans of adapters: what a round sums, which settings fit it, and what is refused by name."""
+"""Plans of adapters: the tensors summed in a round, the settings that fit, and refusals by name."""
 
 from __future__ import annotations
 

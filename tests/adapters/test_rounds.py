@@ -1,4 +1,4 @@
-"""Rounds of adapters on a platform: what a client encodes and a server decodes, by each method, and their memory."""
+"""Rounds of adapters on a platform: encoding, decoding and memory of each method."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_round_of_every_method_gives_the_mean_of_what_clients_train(
         after = rounds.model(task, task.means(ideal_aggregate(task.update.layout, payloads)))
         for name in plan.shapes:
             due = np.mean([one[name].astype(np.float64) for one in models], axis=0)
-            # A's first round is slower than those after it, in which some values are beyond the range that it told.
+            # A changes less in its first round than later, when some values exceed the range that it reported.
             near = np.abs(due - sent[name]).max() / 8 + 1e-6
             assert np.abs(after[name] - due).max() <= near, name
         sent = after
@@ -74,7 +74,7 @@ def test_a_change_that_no_round_sums_is_named_with_what_to_do(
     is_difference: bool,  # noqa: FBT001 -- pytest's
     log: pytest.LogCaptureFixture,
 ) -> None:
-    """A script that trains all of an adapter, as a trainer of transformers does, under a method that sums one part."""
+    """A script that trains a whole adapter, like transformers' Trainer, with a method that sums one part."""
     model = Model()
     plan = AdapterPlan.of(model, "ffa")
     sent = plan.arrays(model)
@@ -98,7 +98,7 @@ def test_a_model_of_16_bits_that_rounds_what_it_is_sent_has_trained_nothing_of_i
 
 
 def peak(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the bytes for each value that a call holds at its peak beyond what was there, and its result."""
+    """Return a call's peak memory in bytes per value, beyond the memory before it, and its result."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -109,7 +109,7 @@ def peak(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def test_a_clients_and_a_servers_memory_is_a_few_copies_of_the_adapter() -> None:
-    """Of a million values, in fixed point in the first round, and in codes of 8 bits in the second."""
+    """A million values: in fixed point in the first round, and in codes of 8 bits in the second."""
     shapes = {"model.lora_A.weight": (RANK, WIDE), "model.lora_B.weight": (WIDE, RANK)}
     sent = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": ["model"]}
@@ -123,7 +123,7 @@ def test_a_clients_and_a_servers_memory_is_a_few_copies_of_the_adapter() -> None
         aggregate = ideal_aggregate(task.update.layout, [update.payload] * CLIENTS)
         server, means = peak(lambda task=task, aggregate=aggregate: task.means(aggregate))  # type: ignore[misc]
         stepped, _ = peak(lambda task=task, means=means: rounds.model(task, means))  # type: ignore[misc]
-        # A model of 32 bits has 4 bytes; the vectors that are summed, 8.
+        # A model of 32 bits takes 4 bytes per value; the summed vectors take 8.
         ceilings = {1: (29, 17), 2: (13, 9)}[number]
         assert client < ceilings[0]
         assert server < ceilings[1]

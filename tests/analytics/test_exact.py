@@ -1,4 +1,4 @@
-"""Statistics of sites are those of all their people together, to the last bit, as plain code computes them."""
+"""Sites' statistics equal those of all their people, computed by plain code, to the last bit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def rounded(value: float, low: float, high: float, step: float) -> Fraction:
 
 
 def kaplan_meier(everybody: People) -> list[tuple[float, int, int, float]]:
-    """Follow people one interval after another: at risk, events, and the product of what stays."""
+    """Follow people interval by interval: at risk, events, and the product of the surviving shares."""
     lives = [
         (max(number(time), 0.0), state)
         for time, state in zip(everybody["months"], everybody["state"], strict=True)
         if state in {"alive", "dead"} and not math.isnan(number(time))
     ]
-    # A life counts to the end of its interval; one beyond the last end is there through all of them.
+    # A lifetime counts to the end of its interval; one beyond the last end spans all intervals.
     ends = [(next((end for end in TIMES[1:] if time <= end), math.inf), state) for time, state in lives]
     rows, survival = list[tuple[float, int, int, float]](), 1.0
     for moment in TIMES[1:]:

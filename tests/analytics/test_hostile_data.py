@@ -1,4 +1,4 @@
-"""A server that asks statistics sees the same of every site, whatever its people are, and how often it answers."""
+"""A server sees the same from every site, whatever its data, and however often it asks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Seen = list[tuple[str, object]]
 
 
 class Unreadable:
-    """A value that raises whatever is asked of it."""
+    """A value that raises on every operation."""
 
     def __float__(self) -> float:
         raise RuntimeError("a value of a patient")
@@ -70,7 +70,7 @@ HOSTILE: dict[str, dict[str, Callable[[], Any]]] = {
 
 
 def asked(protocol: Any, own: dict[str, Callable[[], Any]]) -> Seen:
-    """Hold three sessions, and return what the server sees of one site: stages, lengths of answers, or its silence."""
+    """Run three sessions, and return the server's view of one site: stages, lengths of answers, or silence."""
     declaration = declared(most_people=1000)
     plan, entry, coins, seen = Plan(declaration), find(protocol), SystemCoins(), Seen()
     settings = planned(entry, len(CLIENTS), dropped=0, settings={})
@@ -105,7 +105,7 @@ def test_a_server_sees_the_same_of_every_data(protocol: Any) -> None:
 
 
 def test_a_data_set_that_is_refused_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law looks at the right thing: a function that abstains by its values changes what is sent."""
+    """The test is effective: a function that abstains depending on its values changes the messages."""
     made = Plan.late
 
     def refusing(self: Plan, site: Site, coins: Any, charge: Callable[[], None] = lambda: None) -> Any:
@@ -121,7 +121,7 @@ def test_a_data_set_that_is_refused_would_be_seen(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_every_data_have_cells_of_the_same_shape(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Were measuring to raise, zeros without noise would be sent in its place."""
+    """If measuring raised, zeros without noise would be sent instead."""
     plan = Plan(declared(most_people=1000))
     columns, count = Site(declaration=plan.declaration, functions=HOSTILE[name]).columns()
     for kind in plan.kinds.values():
@@ -133,7 +133,7 @@ def test_every_data_have_cells_of_the_same_shape(name: str, caplog: pytest.LogCa
 
 
 def test_another_person_changes_cells_by_what_the_noise_is_made_for_and_at_most_by_that() -> None:
-    """The squared distance of any two persons; of tables and histograms, whose persons have one cell each, it is 2."""
+    """The squared distance of any two people; it is 2 for tables and histograms, where each has one cell."""
     plan = Plan(declared())
     persons = [people(seed, 1) for seed in range(30)]
     persons += [
@@ -159,7 +159,7 @@ def test_the_log_of_a_site_quotes_no_value(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_ledger_remembers_the_declaration_and_the_version_and_no_values(tmp_path: Path) -> None:
-    """One that knew values would tell a server whether they have changed."""
+    """One that knew values would reveal to a server whether they have changed."""
     usual, other = (Site(declaration=declared(), functions=HOSTILE[name]) for name in ("usual", "NaN"))
     assert usual.spent == other.spent
     assert usual.spent != replace(usual, version="2").spent

@@ -29,7 +29,7 @@ RUN = "a run"
 
 
 class Watched:
-    """A site that knows how often its data were read."""
+    """A site that counts the reads of its data."""
 
     def __init__(self, **changed: Any) -> None:
         self.read = 0
@@ -48,7 +48,7 @@ def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpentUpdates:
 
 
 def offered(plan: Plan, **settings: Any) -> RoundTask:
-    """Return the task of a server that does not keep to the declaration's floor."""
+    """Return the task of a server that ignores the declaration's minimum."""
     given: dict[str, Any] = {"weighting": "uniform", **settings}
     rounds = Rounds(SecAggSettings(**given))
     return rounds.asked(plan.update, plan.asked, clients=len(CLIENTS), task=RUN, number=1)
@@ -92,7 +92,7 @@ def test_a_site_answers_no_other_declaration(tmp_path: Path, changed: dict[str, 
 
 
 def test_a_server_that_names_the_declaration_and_sends_other_parameters_is_refused(tmp_path: Path) -> None:
-    """Cells would not fit its layout, and zeros without noise would be sent in their place."""
+    """Cells would not fit its layout, and zeros without noise would be sent instead."""
     watched = Watched()
     rounds, answering = Rounds(SecAggSettings(weighting="uniform", minimum_cohort=3)), Answering(watched.site)
     others = Plan(declared(most_people=7)).update
@@ -116,7 +116,7 @@ def test_data_are_read_after_both_ledgers_were_charged(charges: SpentUpdates) ->
     assert watched.read == 0
     late.take(answering.plan.update.layout)
     assert watched.read == len(declared().variables)
-    # Whether it is refused before a session begins or as its update is taken, nothing is read.
+    # Whether it is refused before a session or when its update is requested, nothing is read.
     with pytest.raises(PeerMisbehaved, match="has uploaded once for"):
         answering.late(charges, RUN, 2, IDENTITY, is_new=True)
     again = answering.late(charges, RUN, 2, IDENTITY, is_new=False)
@@ -157,7 +157,7 @@ def test_a_site_with_a_budget_or_a_floor_of_noise_answers_nothing_without(charge
 
 @pytest.mark.usefixtures("charges")
 def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> None:
-    """The counts of two may tell what each hides; it is refused before data are read, and never after."""
+    """The counts of two may reveal what each hides; it is refused before data is read, never after."""
     ages = {"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 50, 100]}}
     finer = {"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 25, 50, 100]}}
     sexes = {"sexes": {"kind": "table", "of": ["sex"]}}
@@ -186,7 +186,7 @@ def test_a_site_answers_one_declaration_about_each_variable_of_its_data() -> Non
 
 @pytest.mark.usefixtures("charges")
 def test_a_session_in_which_nothing_was_uploaded_leaves_the_other_declaration_possible() -> None:
-    """A server begins sessions at will; only what was charged was shown."""
+    """A server can begin any number of sessions; only charged results were revealed."""
     ages = Watched(statistics={"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 50, 100]}}, least_count=5)
     finer = Watched(statistics={"ages": {"kind": "histogram", "of": ["age"], "edges": [0, 25, 100]}}, least_count=5)
     many = SpentUpdates(state_folder(), attempts=100)

@@ -1,4 +1,4 @@
-"""Policy and noise: what a reader of results is not shown, and which declarations and sessions there are."""
+"""Policy and noise: results hidden from readers, and valid declarations and sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOOR = 5
 
 
 def of_one(kind: str, cells: list[list[int]], least: int = FLOOR) -> dict[str, Any]:
-    """Return what sums of cells say of one statistic of the declaration."""
+    """Return one statistic of the declaration, from sums of cells."""
     name = next(name for name, each in TABLE["statistics"].items() if each["kind"] == kind and name != "sexes")
     declaration = declared(least_count=least, statistics={name: TABLE["statistics"][name]})
     statistic = declaration.statistics[name]
@@ -45,14 +45,14 @@ def test_a_mean_of_fewer_people_than_the_floor_is_not_shown(kind: str) -> None:
     found = of_one(kind, [[5, 4, 0], *cells[1:]])
     assert (found["count"], found["clamped"]) == (5, None)
     assert found[kind] is not None
-    # All but the clamped are in range, and fewer than five, too.
+    # All except the clamped ones are in range, and also fewer than five.
     assert [of_one(kind, [[10, clamped, 9], *cells[1:]])["clamped"] for clamped in (5, 6, 10)] == [5, None, None]
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "variance", "correlation"])
 @pytest.mark.parametrize(("missing", "is_told"), [(0, True), (1, False), (4, False), (5, True)])
 def test_totals_do_not_tell_the_one_without_a_value(kind: str, missing: int, *, is_told: bool) -> None:
-    """Everybody's number is known: a count of those with a value, or an exact mean, gives the others away."""
+    """The number of all people is known: a count of those with a value, or an exact mean, reveals the others."""
     cells = [
         [100, 50, missing],
         [301, 2, 3][: 3 if kind == "correlation" else 1],
@@ -64,7 +64,7 @@ def test_totals_do_not_tell_the_one_without_a_value(kind: str, missing: int, *, 
     if kind != "mean" or is_told:
         assert (found[kind] is not None) == is_told
     else:
-        # In whole steps of 0.25 around the middle, 50; every number of people has such a mean.
+        # In whole steps of 0.25 around the middle, 50; any number of people can have such a mean.
         assert found["mean"] == 50.75
     assert "sum" not in found or (found["sum"] is not None) == is_told
 
@@ -83,7 +83,7 @@ def test_a_curve_does_not_tell_the_one_without_a_value() -> None:
 
 
 def shown_alike(size: int, people: int, least: int, lines: list[list[int]]) -> Iterator[tuple[list[int | None], Any]]:
-    """Yield each publication of so many counts, with all counts of as many people that are shown so."""
+    """Yield each publication of this number of counts, with all counts of this many people that lead to it."""
     found = dict[tuple[int, str], tuple[list[int | None], list[tuple[int, ...]]]]()
     for counts in product(range(people + 1), repeat=size):
         if least <= sum(counts) <= people:
@@ -102,7 +102,7 @@ def shown_alike(size: int, people: int, least: int, lines: list[list[int]]) -> I
     ],
 )
 def test_no_reader_who_runs_the_rule_knows_a_hidden_count(size: int, people: int, lines: list[list[int]]) -> None:
-    """Every count there is, grouped by what is published: within no group is one below the floor always the same."""
+    """All counts, grouped by publication: in no group is a count below the minimum always the same."""
     known = 0
     for shown, alike in shown_alike(size, people, 3, lines):
         for place, each in enumerate(shown):
@@ -111,16 +111,16 @@ def test_no_reader_who_runs_the_rule_knows_a_hidden_count(size: int, people: int
 
 
 def test_a_bin_below_the_floor_is_not_shown_nor_what_would_tell_it() -> None:
-    """The number of people is known from another statistic: one hidden bin would be the rest of it."""
+    """The number of people is known from another statistic: a single hidden bin would be the difference."""
     found = of_one("histogram", [[9, 4, 8, 20, 7, 30, 40]])
     assert (found["counts"], found["below"], found["above"]) == ([None, 8, 20, None], 9, 30)
     assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 40]])["counts"] == [6, 8, 20, 7]
     assert of_one("histogram", [[9, 2, 3, 20, 7, 30, 40]])["counts"] == [None, None, 20, 7]
-    # Zero people are fewer than five, too.
+    # Zero people are also fewer than five.
     assert of_one("histogram", [[0, 6, 8, 20, 7, 30, 0]])["counts"] == [None, 8, 20, 7]
     assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 1]])["missing"] is None
     assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 1]])["counts"] == [None, 8, 20, None]
-    # That nobody lacks a value is no secret.
+    # It is not secret that nobody lacks a value.
     assert of_one("histogram", [[9, 6, 8, 20, 7, 30, 0]])["missing"] == 0
 
 
@@ -132,7 +132,7 @@ def test_a_quantile_is_of_the_bins_that_are_shown() -> None:
 
 def test_no_line_of_a_table_tells_a_hidden_cell() -> None:
     found = of_one("table", [[20, 3, 30, 40, 50, 60, 70]])
-    # Were 40 shown, the sum of its column would tell 20, and that of the row 3.
+    # If 40 were shown, the sum of its column would reveal 20, and that of the row 3.
     assert found["counts"] == [[None, None, 30], [None, None, 60]]
 
 
@@ -152,7 +152,7 @@ def test_hidden_cells_of_a_line_are_never_below_the_floor_together(seed: int) ->
 
 @given(st.integers(0, 1 << 32))
 def test_a_curve_tells_no_count_below_the_floor(seed: int) -> None:
-    """People at risk in one row and the next tell who left between them, and the last row who stayed."""
+    """People at risk in two successive rows reveal how many left between them, and the last row how many stayed."""
     draw = np.random.default_rng(seed)
     cells = draw.poisson(draw.uniform(0.5, 8, 10)).tolist()
     rows, least = of_one("survival", [cells])["curve"], FLOOR
@@ -195,7 +195,7 @@ def test_each_site_adds_its_share_and_the_honest_of_the_least_sum_have_all_of_it
     ring = plan.update.layout.require_rings()[0].ring
     first = np.array([int(ring.lift(each)[0]) for each in sent], dtype=np.float64)
     assert plan.multiplier is not None
-    # Two groups of cells, in each of which another person counts one less at most; three honest sites.
+    # Two groups of cells; one person changes each by at most one; three honest sites.
     due = float(plan.multiplier) ** 2 * 2 / 3
     assert abs(first.mean()) < 5 * math.sqrt(due / 1000)
     assert 0.8 < first.var() / due < 1.2

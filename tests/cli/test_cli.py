@@ -1,4 +1,4 @@
-"""The command: what it prints and draws, where it writes, and how it refuses."""
+"""The command: its output, pictures, files and refusals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 
 def commands_in(text: str) -> list[str]:
-    """Return the commands that a help text lists, which stand below the name of their place."""
+    """Return the commands that a help text lists below the name of their group."""
     listed = re.search(r"\n  (COMMAND|HARDWARE)\b.*\n((    .*\n)+)", text)
     return [] if listed is None else re.findall(r"^    (\S+)", listed[2], re.MULTILINE)
 
@@ -159,7 +159,7 @@ def test_a_setting_has_the_name_that_the_command_gives_it(
 
 
 def test_commands_that_are_imported_when_they_run_are_there() -> None:
-    """They are named in strings, which no type checker reads."""
+    """They are named in strings, which type checkers do not check."""
     sources = "".join(file.read_text(encoding="utf-8") for file in Path(str(cli.__file__)).parent.rglob("*.py"))
     named = re.findall(r'when_run\("([\w.]+)", "(\w+)"\)', sources)
     assert len(named) > 10
@@ -199,7 +199,7 @@ def test_the_bar_is_drawn_where_somebody_sees_it(
     monkeypatch.setenv("TERM", "xterm")
     bar = Bar()
     bar.update("2 masked input", 1, 4)
-    bar.update("2 masked input", 2, 4)  # Too soon after the other to be drawn.
+    bar.update("2 masked input", 2, 4)  # Too soon after the previous one to be drawn.
     bar.update("2 masked input", 4, 4)
     bar.clear()
     drawn = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``secagg enclave serve``: what it says, where it listens, and how it ends."""
+"""``secagg enclave serve``: its output, its address, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of clients with a server each: who is in which, what a server keeps of its sum, and what is added."""
+"""Groups of clients with a server each: membership, saved sums, and their addition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES, CLIP, BITS = 3, 1.0, 8
 
 
 def description_of(clients: int, *, round_number: int = 7, **others: float) -> SessionDescription:
-    """Return the description of the first of three groups, of nine clients in all, unless it is said otherwise."""
+    """Return the description of the first of three groups with nine clients in all, with changes."""
     numbers = {"clients": clients, "all_clients": 9, "group": 1, "groups": 3}
     planned = {"values": VALUES, "clip": CLIP, "bits": BITS}
     return SessionDescription(
@@ -43,7 +43,7 @@ def description_of(clients: int, *, round_number: int = 7, **others: float) -> S
 
 
 def released_of(description: SessionDescription, *clients: int, steps: int = 1) -> Released:
-    """Return the sum of updates of so many steps."""
+    """Return the sum of updates with these numbers of steps."""
     plan, members = plan_of(description.protocol, description.terms), frozenset(map(ClientId, clients))
     update = np.full(VALUES, steps * plan.step)
     payloads = [plan.encode(update, SystemCoins()) for _ in clients]
@@ -62,13 +62,13 @@ def kept(path: Path, description: SessionDescription, *clients: int, steps: int 
 
 
 def sealed(found: GroupSum) -> bytes:
-    """Write what ``write_sum`` would not, with a digest that is right."""
+    """Write data that ``write_sum`` would not write, with a correct digest."""
     encoded = found.encode()
     return encoded + hashlib.sha256(bind(Label.GROUP_SUM, encoded)).digest()
 
 
 def refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path, *sums: str) -> str:
-    """Add what cannot be added, and return what is said; nothing is written."""
+    """Add incompatible sums, and return the error; nothing is written."""
     out = tmp_path / "mean.npy"
     assert main(["add", *sums, "--out", str(out)]) == 2
     said = capsys.readouterr()
@@ -127,7 +127,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, counted: tuple[int, ...]
 ) -> None:
-    """A client that it does not name could be in another sum as well."""
+    """A client that it does not name could also be in another sum."""
     path = tmp_path / "a.sum"
     kept(path, description_of(3), 1, 2, 3)
     _, found = read_sum(path)
@@ -143,7 +143,7 @@ def test_a_sum_that_names_other_clients_than_it_counts_is_refused(
 def test_a_sum_that_does_not_say_what_was_revealed_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, revealed: tuple[tuple[int, ...], ...]
 ) -> None:
-    """What `secagg add` says of it would be wrong, or nothing could be said."""
+    """The output of `secagg add` about it would be wrong or missing."""
     path = tmp_path / "a.sum"
     kept(path, description_of(3), 1, 2, 3)
     _, found = read_sum(path)
@@ -200,18 +200,18 @@ def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
 
 
 def test_of_one_group_the_sum_is_all_that_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """And of a number of groups that nobody has, no list is made."""
+    """For an impossible number of groups, no list is allocated."""
     description = description_of(3, group=2, groups=1 << 40, all_clients=1 << 42)
     assert main(["add", kept(tmp_path / "a.sum", description, 1, 2, 3), "--out", str(tmp_path / "mean")]) == 0
     said = capsys.readouterr().out
-    assert (tmp_path / "mean").exists()  # numpy would name it otherwise
+    assert (tmp_path / "mean").exists()  # numpy would append an ending
     assert "revealed: only the sum of all 3" in said
     assert "not in it: the clients of group 1, 3, 4, 5, 6," in said
     assert "21 and 1,099,511,627,755 more of 1,099,511,627,776" in said
 
 
 def test_rings_have_room_for_the_sums_of_all_groups(tmp_path: Path) -> None:
-    """Every value at its clip: a ring that was planned for a group of three would wrap at the fifth client."""
+    """Every value is at its clip: a ring planned for a group of three would wrap at the fifth client."""
     numbers = [range(first, first + 3) for first in range(0, 9, 3)]
     sums = [
         kept(tmp_path / f"{group}.sum", description_of(3, group=group), *clients, steps=-127)

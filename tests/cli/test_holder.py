@@ -1,4 +1,4 @@
-"""``secagg holder``: real processes, killed at any point, that never say two things."""
+"""``secagg holder``: real processes, killed at any point, never give two different answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_exact(released: Released) -> bool:
 
 
 class Deployment(StandingHolders):
-    """An authority, and holders in processes of their own."""
+    """An authority, and holders in separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = told("holder", "keys", "--out", str(folder / "authority"))
@@ -119,7 +119,7 @@ def test_a_holder_that_is_killed_and_started_again_is_absent_from_the_sum(
     deployment.upload_all(session)
     session.close_stage()
     assert is_exact(session.release())
-    # Its new process has other keys, and signs nothing of what the one before it was shown.
+    # Its new process has other keys, and signs nothing that the previous one received.
     for requests in asked:
         ((_, answer),) = deployment.helpers.ask_all({2: next(iter(requests.values()))})
         assert message_kind(answer) is MessageKind.REFUSAL
@@ -222,7 +222,7 @@ operators.datetime, operators._MOST_PAUSE = Clock, 0.05
 Thread(target=go_on, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
-"""A holder whose clock is set a year ahead when it is told to."""
+"""A holder whose clock is set a year ahead on request."""
 
 
 def test_an_idle_holder_destroys_its_keys_when_the_epoch_ends(

@@ -1,4 +1,4 @@
-"""``secagg node nvflare``: it shows what changes, changes it when told to, and says what the site then does."""
+"""``secagg node nvflare``: it shows changes, writes them on request, and describes the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTHORIZATION = {"permissions": {"project_admin": "any", "lead": {"byoc": "any",
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    """Return the folder of a site, as NVFlare provisions it."""
+    """Return a site's folder as provisioned by NVFlare."""
     local = tmp_path / "site-1" / "local"
     local.mkdir(parents=True)
     (local / "resources.json.default").write_text(json.dumps(RESOURCES))
@@ -81,7 +81,7 @@ def test_a_closed_site_lists_classes_and_scripts_and_gives_nobody_the_right_to_b
     for rights in written(kit, "authorization.json")["permissions"].values():
         assert (rights["byoc"], rights["shell_commands"], rights["view"]) == ("none", "none", "any")
     assert "runs no code from jobs" in capsys.readouterr().out
-    # Opened again, the gate is gone, and what no role may do stays until the operator changes it.
+    # After reopening, the gate is gone, but forbidden actions stay until the operator changes them.
     assert forced(kit, "--write") == 0
     assert written(kit, "resources.json")["components"] == [{"id": "manager"}]
 

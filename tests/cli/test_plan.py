@@ -1,4 +1,4 @@
-"""`secagg plan`: tables, advice, both forms of their output, and how they refuse."""
+"""`secagg plan`: tables, advice, both output forms, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan_of(tmp_path: Path) -> Plan:
 
 @pytest.fixture(autouse=True)
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the paper's models as files here."""
+    """Write the paper's models as files here."""
     for name, shapes in {"celeba": CELEBA, "femnist": FEMNIST_3_CHANNEL}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({tensor: list(shape) for tensor, shape in shapes.items()}))
     monkeypatch.chdir(tmp_path)
@@ -48,7 +48,7 @@ def printed(capsys: pytest.CaptureFixture[str], *options: str, width: int = 1000
 
 
 def table_of(text: str) -> list[list[str]]:
-    """Return the cells of the table, its head first."""
+    """Return the cells of the table, starting with its head."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("scheme"))
     return [re.split(" {2,}", line) for line in lines[start : lines.index("", start)]]

@@ -1,4 +1,4 @@
-"""`secagg round`: real sessions of every protocol, what the command prints and writes, and how it refuses."""
+"""`secagg round`: real sessions of every protocol, the command's output and files, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Report = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep each sentence on a line, whatever the terminal of the tests is."""
+    """Keep each sentence on one line, whatever the tests' terminal is."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
@@ -331,7 +331,7 @@ def test_the_length_that_a_round_prints_is_that_of_every_update(capsys: pytest.C
     ]
     bound = inputs.bounds["update"]
     assert bound is not None
-    # What fills the rotation up to a whole block is dropped, and with it some of the length.
+    # The rotation's padding is dropped, and with it some of the length.
     assert all(0.8 * bound < length <= bound for length in lengths)
     assert (
         main(["round", "--protocol", "enclave", "--clients", "4", "--dimension", "300", "--compression", "peak"]) == 0

@@ -1,4 +1,4 @@
-"""``secagg server``: keys of two operators, a server that stands and ends, what its files say, what is refused."""
+"""``secagg server``: keys of two operators, a standing server and its end, its files, and refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_two_operators_make_their_keys_apart_and_agree(tmp_path: Path, capsys: p
 def test_an_operator_who_was_given_other_keys_sees_another_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody between the operators, who gives each one his own public keys."""
+    """An attacker between the operators who gives each one the attacker's public keys."""
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     roster = tmp_path / "roster.txt"
     for role, name in ((0, "zero"), (1, "one"), (1, "between")):

@@ -1,4 +1,4 @@
-"""Tables of codewords: their form and encoding, the layout of what is released, and exact sums."""
+"""Tables of codewords: their form and encoding, the layout of released sums, and exact sums."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_a_sum_that_could_wrap_is_refused() -> None:
     for counts in ([2**62, 0], [2**62 - 1, 1], [0, 2**62], [2**63, 2**63], [2**64 - 1, 1]):
         with pytest.raises(CapacityExceeded):
             sum_of_codewords(np.array([counts], dtype=np.uint64), table)
-    # One heavy block among light ones is noticed as well.
+    # One heavy block among light ones is also detected.
     with pytest.raises(CapacityExceeded):
         sum_of_codewords(np.array([[1, 0], [2**62, 0], [1, 0]], dtype=np.uint64), table)
 

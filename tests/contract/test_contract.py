@@ -1,4 +1,4 @@
-"""Layouts, payloads and aggregates: one encoding each, nothing impossible, and sums that plain integers check."""
+"""Layouts, payloads and aggregates: unique encodings, refusals, and sums checked with plain integers."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -404,14 +404,14 @@ def test_changing_any_byte_is_refused_or_gives_another_value_with_that_encoding(
                 refusals += 1
                 continue
             assert value.encode() == bytes(changed)
-    # The header, and the digest where there is one, admit no change at all.
+    # The header, and the digest if there is one, admit no change.
     fixed = HEADER_BYTES + (0 if kind == "layout" else DIGEST_BYTES)
     assert refusals >= len(changes) * fixed
 
 
 @pytest.mark.parametrize(("kind", "decode"), [("payload", Payload.decode), ("aggregate", Aggregate.decode)])
 def test_a_message_for_another_layout_is_refused(kind: str, decode: Callable[[bytes, Layout], object]) -> None:
-    # The same number of bytes, so that nothing but the digest tells them apart.
+    # The same number of bytes, so that only the digest distinguishes them.
     alike = Layout((*MIXED.segments[:-1], RingSegment(32, 2)))
     assert alike.payload_bytes == MIXED.payload_bytes
     with pytest.raises(MalformedMessage) as caught:

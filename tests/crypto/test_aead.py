@@ -129,7 +129,7 @@ def test_two_threads_do_not_seal_under_one_key(monkeypatch: pytest.MonkeyPatch) 
             if not rivals:
                 rivals.append(threading.Thread(target=try_to_seal))
                 rivals[0].start()
-                rivals[0].join(timeout=0.2)  # Where a lock protects the key, the rival waits for longer than this.
+                rivals[0].join(timeout=0.2)  # If a lock protects the key, the rival waits longer than this.
             return self._cipher.encrypt(nonce, plaintext, header)
 
     monkeypatch.setattr("secagg.crypto.aead.AESGCM", SlowCipher)
@@ -238,7 +238,7 @@ def test_the_failure_carries_no_detail_and_no_plaintext() -> None:
 
 @pytest.mark.parametrize("length", [0, 16, 24, 31, 33])
 def test_a_key_of_another_length_is_refused(length: int) -> None:
-    """AES-GCM itself would take 16 and 24 bytes."""
+    """AES-GCM itself would accept 16 and 24 bytes."""
     with pytest.raises(InvalidParameters, match=f"{AEAD_KEY_BYTES} bytes; got <Secret short, {length} bytes>"):
         SealingKey(Secret("short", b"\xee" * length))
     with pytest.raises(InvalidParameters):

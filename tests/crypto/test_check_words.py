@@ -18,7 +18,7 @@ def vector(ring: Ring, length: int, seed: bytes) -> RingVector:
 
 
 def plain(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
-    """Return word w as the inner product of the values with the public vector from element w on."""
+    """Return word w: the inner product of the values with the public vector starting at element w."""
     public = expand(key, ring, values.size + count - 1, generator=Generator.CTR).tolist()
     return [
         sum(value * public[word + place] for place, value in enumerate(values.tolist())) % (1 << ring.modulus_bits)
@@ -32,7 +32,7 @@ def plain(ring: Ring, values: RingVector, count: int, key: Secret) -> list[int]:
 def test_words_are_inner_products_with_one_public_vector_shifted(
     bits: int, count: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole, and in pieces of the public vector that do not end where the values do."""
+    """In one piece, and in pieces of the public vector that do not end with the values."""
     ring, key = Ring(bits), Secret("check_key", bytes(range(CHECK_KEY_BYTES)))
     values = vector(ring, length, b"values")
     due = plain(ring, values, count, key)

@@ -1,6 +1,6 @@
-"""Rule K6: what a secret went into is compared in constant time; no timing test sees that, so the sources are read.
+"""Rule K6: values derived from secrets are compared in constant time; timing tests miss this, so sources are checked.
 
-For each comparison that there is, the rule is shown to notice the same one written with ``==``.
+For each comparison, the rule is shown to detect the same one written with ``==``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ OF_SECRETS = re.compile(
     r"|_said\.get\(sender, b"
     r"|_marks?\b"
 )
-"""What a tag, a commitment, or a digest of what a client sent before looks like in this house."""
+"""Expressions for a tag, a commitment, or a digest of a client's earlier message in this code."""
 OPENED_BY_WHO_COMMITTED = {
     "OneHotCommitment.to(self.peer, self.context.statement, opening) != commitment",
     "OutputCommitment.to(self._peer_stamp, digest, peer_share) != self.peer_commitment",
     "self._release.commitment(share) != commitment",
     "before.parts != said.parts",
 }
-"""One party sent both sides, or wrote both itself, so the time tells it nothing."""
+"""One party sent or wrote both sides, so the time reveals nothing to it."""
 
 
 def faults_in(source: str) -> Iterator[str]:
@@ -51,7 +51,7 @@ def test_what_a_secret_went_into_is_compared_in_constant_time(repository: Path) 
 
 
 class Plainly(ast.NodeTransformer):
-    """Writes one call of ``compare_digest`` as ``==``."""
+    """Replaces one call of ``compare_digest`` by ``==``."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -66,7 +66,7 @@ class Plainly(ast.NodeTransformer):
 
 
 def test_each_comparison_is_missed_when_it_is_written_plainly(repository: Path) -> None:
-    """A comparison that the rule would not miss is one that somebody could take away unnoticed."""
+    """Otherwise somebody could remove a comparison unnoticed."""
     count = 0
     for name, source in sources(repository).items():
         for number in range(source.count("compare_digest(")):

@@ -1,4 +1,4 @@
-"""Coins are arguments: one file asks the operating system, and the coins that repeat say so in their names."""
+"""Coins are arguments: one file queries the operating system, and repeatable coins are named insecure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.harness.recorded_coins import InsecureRecordedCoins
 RANDOM_BY_THEMSELVES = {
     # Operating system and standard library.
     *("urandom", "getrandom", "token_bytes", "token_hex", "SystemRandom", "uuid1", "uuid4", "RAND_bytes", "randbits"),
-    # Backends: whatever makes its own key, nonce or encapsulation.
+    # Backends: everything that makes its own key, nonce or encapsulation.
     *("generate", "generate_key", "generate_private_key", "encapsulate", "get_random_bytes", "default_rng"),
 }
 """Attributes that draw randomness which no ``Coins`` argument controls."""

@@ -1,4 +1,4 @@
-"""Sealing to one holder: what was sealed opens for its holder, under its info, whole, and for nobody else."""
+"""Sealing to one holder: a sealed message opens only for its holder, under its info, unaltered."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def labelled_expand(suite: bytes, key: bytes, label: bytes, info: bytes, length:
 
 
 def test_the_classic_suite_is_that_of_the_standard() -> None:
-    """Open a message step by step as [RFC 9180] sections 4 and 5 say, with nothing but HMAC, X25519 and AES-GCM."""
+    """Open a message step by step as in [RFC 9180] sections 4 and 5, with only HMAC, X25519 and AES-GCM."""
     info = framed(b"secagg/1/sealing-x25519-key", ATTEMPT.digest)
     private = X25519PrivateKey.from_private_bytes(hkdf_expand(ROOT, info))
     sealed = sealed_to(pair_of(Suite.CLASSIC))
@@ -192,7 +192,7 @@ def test_nobody_else_opens_it(suite: Suite) -> None:
 def test_no_bit_of_it_can_be_altered(suite: Suite) -> None:
     pair = pair_of(suite)
     sealed = sealed_to(pair)
-    # Every bit of the short one. Of the long encapsulation, some of every byte's; the rest is that of the tag.
+    # Every bit of the short encapsulation; some bits of every byte of the long one; then the tag.
     for position in range(len(sealed)):
         for bit in range(8) if suite is Suite.CLASSIC else (position % 8,):
             altered = bytearray(sealed)

@@ -1,4 +1,4 @@
-"""The hybrid suite: pairs that a root determines, seeds that open for one edge alone, and keys that are refused."""
+"""The hybrid suite: key pairs derived from a root, seeds that open for only one edge, and refused keys."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BOB_PAIR = pair_of(BOB_ROOT)
 
 @dataclass(frozen=True)
 class Edge:
-    """Under what a seed is sealed or opened."""
+    """Context under which a seed is sealed or opened."""
 
     sender: ClientId = ALICE
     receiver: ClientId = BOB
@@ -193,7 +193,7 @@ def test_importing_the_suite_fails_where_the_backend_has_no_mlkem(monkeypatch: p
 
 
 def test_a_seed_that_was_sealed_by_an_earlier_version_still_opens(repository: Path) -> None:
-    # It pins the algorithms inside HPKE as well, of which nothing else here depends.
+    # It also pins the algorithms inside HPKE, on which nothing else here depends.
     vector = json.loads((repository / "tests" / "vectors" / "core" / "sealed_edge_seed.json").read_text())
     pair = pair_of(bytes.fromhex(vector["receiver_root"]), attempt=AttemptContext(bytes.fromhex(vector["attempt"])))
     edge = Edge(

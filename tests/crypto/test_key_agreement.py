@@ -1,4 +1,4 @@
-"""X25519 key pairs: known answers, what every derived key is bound to, and the public keys that are refused."""
+"""X25519 key pairs: known answers, the context of derived keys, and refused public keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pair_of(root: bytes, role: KeyRole, attempt: AttemptContext = ATTEMPT) -> X2
 
 
 def rfc_pair(private: str, role: KeyRole, monkeypatch: pytest.MonkeyPatch) -> X25519KeyPair:
-    """Make a pair whose scalar is the RFC's, in place of the one that a root derives."""
+    """Make a pair with the RFC's scalar instead of a derived one."""
 
     def scalar_of_the_rfc(*_: object) -> Secret:
         return Secret("scalar", bytes.fromhex(private))
@@ -332,7 +332,7 @@ def test_the_derived_scalar_and_the_raw_output_are_wiped(monkeypatch: pytest.Mon
     made: list[Secret] = []
 
     class WatchedSecret(Secret):
-        """A secret that can be looked at after its time."""
+        """A secret that can be inspected after it is wiped."""
 
         __slots__ = ()
 

@@ -74,7 +74,7 @@ def test_the_vectors_of_the_rfc_hold(
     assert hkdf_extract(bytes.fromhex(salt), bytes.fromhex(material)).hex() == key
     assert hkdf_expand(bytes.fromhex(key), bytes.fromhex(info), length).hex() == output
 
-    # The library always binds a label; for these vectors alone, the info is the RFC's.
+    # The library always binds a label; only these vectors use the RFC's info.
     def info_of_the_rfc(*_: object) -> bytes:
         return bytes.fromhex(info)
 

@@ -19,13 +19,13 @@ from secagg.errors import InvalidParameters, Misuse
 VERSIONED_PREFIX = b"secagg/1/"
 
 LITERALS_THAT_ARE_NO_LABELS: dict[str, set[bytes]] = {}
-"""Byte strings that begin with the library's name and separate nothing: each with the file that may hold it."""
+"""Byte strings that begin with the library's name but are not labels, with the file that may contain each."""
 
 bound_inputs = st.tuples(st.sampled_from(Label), st.lists(st.binary(max_size=6), max_size=4))
 
 
 def shipped_sources(repository: Path, having: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules in whose text a pattern is found."""
+    """Yield the modules whose text contains a pattern."""
     for folder in ("secagg", "compression", "protocols"):
         for file in sorted((repository / folder).rglob("*.py")):
             if re.search(having, source := file.read_text(encoding="utf-8")):

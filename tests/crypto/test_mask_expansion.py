@@ -55,13 +55,13 @@ def blocks_by_definition(key: Secret, segment: int, first_block: int, count: int
         segment.to_bytes(12, "big") + (block + 2).to_bytes(4, "big")
         for block in range(first_block, first_block + count)
     )
-    # ECB enciphers every block by itself, which is what the definition of the stream asks for.
+    # ECB encrypts every block separately, as the definition of the stream requires.
     encryptor = Cipher(algorithms.AES(key.expose()), modes.ECB()).encryptor()  # noqa: S305
     return encryptor.update(counters) + encryptor.finalize()
 
 
 def stream_by_definition(key: Secret, first_segment: int, size: int) -> bytes:
-    """Return the stream from the beginning of a segment on, over as many segments as ``size`` bytes need."""
+    """Return the stream starting at a segment, over the segments that ``size`` bytes need."""
     per_segment = SEGMENT_BYTES // BLOCK_BYTES
     blocks = -(-size // BLOCK_BYTES)
     stream = b"".join(
@@ -188,7 +188,7 @@ def test_a_part_of_a_longer_vector_is_accumulated_alone() -> None:
 
 @pytest.mark.parametrize(("added", "subtracted"), [([0, 0], []), ([], [1, 1]), ([0], [0]), ([0, 1], [2, 1])])
 def test_a_key_that_is_given_twice_is_refused(added: list[int], subtracted: list[int]) -> None:
-    # Added and subtracted, its masks would cancel and leave the input in sight; added twice, every lowest bit.
+    # Added and subtracted, its masks would cancel and reveal the input; added twice, reveal every lowest bit.
     ring, keys = Ring(20), mask_keys(3)
     total = random_vector(ring, 30)
     before = total.tobytes()
@@ -218,7 +218,7 @@ def test_a_failure_on_the_way_leaves_no_vector_with_some_of_its_masks(
 
 
 def test_keys_that_can_be_read_only_once_are_not_lost() -> None:
-    # Were they used up by the checks, the input would travel without its masks.
+    # If the checks consumed them, the input would be sent without its masks.
     ring, keys = Ring(20), mask_keys(3)
     expected, total = ring.zeros(30), ring.zeros(30)
     accumulate(expected, ring, add=keys[:2], subtract=keys[2:])
@@ -297,7 +297,7 @@ def refused(  # noqa: PLR0913 -- it has the arguments of accumulate
     first_segment: int = 0,
     threads: int = 1,
 ) -> SecAggError:
-    """Check that the call is refused by this error and that the accumulator is as it was."""
+    """Check that the call is refused with this error and that the accumulator is unchanged."""
     before = total.tobytes()
     with pytest.raises(error) as caught:
         accumulate(total, ring, add=add, subtract=subtract, start=start, first_segment=first_segment, threads=threads)

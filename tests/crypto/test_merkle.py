@@ -1,4 +1,4 @@
-"""Hash trees against their definition written a second time; whatever a prover changes gives another root."""
+"""Hash trees against a second implementation; any change by a prover gives another root."""
 
 import hashlib
 
@@ -20,7 +20,7 @@ def leaves_of(count: int) -> list[bytes]:
 
 
 def documented_root(leaves: list[bytes]) -> bytes:
-    """Pair neighbours level by level; the one that is left over moves up unchanged."""
+    """Pair neighbours level by level; a leftover node moves up unchanged."""
     if len(leaves) == 1:
         return leaves[0]
     above = list[bytes]()

@@ -55,7 +55,7 @@ class TapeCoins:
 
 
 class ShortCoins(TapeCoins):
-    """Coins that return one byte less than they were asked for."""
+    """Coins that return one byte less than requested."""
 
     def draw(self, count: int) -> bytearray:
         """Return one byte too few."""

@@ -23,7 +23,7 @@ def ring(request: pytest.FixtureRequest) -> Ring:
 
 
 AT_WORD_EDGES = pytest.mark.parametrize("ring", [1, 7, 8, 9, 16, 17, 32, 33, 63, 64], indirect=True)
-"""For what depends on the word of an element and not on its bits."""
+"""Moduli for tests that depend on an element's word, not on its bits."""
 
 
 def some_vector(ring: Ring, length: int, seed: bytes = b"a vector") -> RingVector:
@@ -38,7 +38,7 @@ def packed_by_definition(elements: list[int], modulus_bits: int) -> bytes:
 
 
 def packed_bit_by_bit(vector: RingVector, modulus_bits: int) -> bytes:
-    """Pack by laying out single bits, which is fast enough for vectors of several blocks."""
+    """Pack by single bits, which is fast enough for vectors of several blocks."""
     octets = vector.astype("<u8").view(np.uint8).reshape(-1, 8)
     bits = np.unpackbits(octets, axis=1, bitorder="little")[:, :modulus_bits]
     return np.packbits(bits.reshape(-1), bitorder="little").tobytes()
@@ -252,7 +252,7 @@ def test_lifting_inverts_the_map_from_integers(data: st.DataObject, modulus_bits
 
 
 def test_the_lift_ignores_bits_above_the_modulus() -> None:
-    # A sum in progress is not reduced yet; the lift of its words is the lift of the elements they stand for.
+    # A sum in progress is not reduced yet; lifting its words equals lifting the elements that they represent.
     for modulus_bits in (1, 3, 7, 9, 31, 33, 63):
         ring = Ring(modulus_bits)
         unreduced = np.full(1, (1 << ring.word_bits) - 1, dtype=ring.word)

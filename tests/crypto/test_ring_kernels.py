@@ -1,7 +1,7 @@
 """The kernels of the ring name no dtype and neither branch nor index on data.
 
-They run here, unchanged, on a word that refuses everything but word arithmetic, and give what machine words give. A
-proof that runs the same source on a solver's terms rests on exactly this.
+They run here, unchanged, on a word that refuses everything except word arithmetic, and agree with machine words. A
+proof that runs the same source on a solver's terms relies on exactly this.
 """
 
 import operator
@@ -82,7 +82,7 @@ def test_addition_and_subtraction_run_on_words_that_reveal_nothing(modulus_bits:
 def test_accumulation_in_place_runs_on_words_that_reveal_nothing(modulus_bits: int) -> None:
     ring = Ring(modulus_bits)
     values = telling_words(ring.word_bits, modulus_bits)
-    # Three additions and one subtraction between reductions: the word may wrap on the way.
+    # Three additions and one subtraction between reductions: the word may wrap in between.
     turns = [values[turn:] + values[:turn] for turn in range(4)]
     expected = [(a + b + c - d) % (1 << modulus_bits) for a, b, c, d in zip(*turns, strict=True)]
     results = list[int]()

@@ -1,4 +1,4 @@
-"""A secret is shown to nobody, copied by nobody, compared in constant time and overwritten in the end."""
+"""A secret cannot be printed or copied, is compared in constant time, and is overwritten at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from secagg.errors import InvalidParameters, Misuse, Reason
 
 MARKER = b"NEVER-SHOW-THIS!"
 TELLTALES = ("NEVER-SHOW", MARKER.hex(), MARKER.hex().upper(), "78, 69, 86", "\\x4e")
-"""How the marker looks as text, in hexadecimal, and as a list of numbers."""
+"""The marker as text, in hexadecimal, and as a list of numbers."""
 
 
 def marked() -> Any:
@@ -303,7 +303,7 @@ def test_the_buffer_of_a_secret_shows_no_bytes() -> None:
 
 def test_coins_that_cannot_be_overwritten_are_refused() -> None:
     class Frozen:
-        """Coins that are handed over as bytes, which stay in memory."""
+        """Coins that are returned as bytes, which stay in memory."""
 
         def draw(self, count: int) -> Any:
             return bytes(count)

@@ -1,4 +1,4 @@
-"""Secret sharing: what shares reveal, what they rebuild, and what happens when some are wrong."""
+"""Secret sharing: what shares reveal, reconstruction, and wrong shares."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ with_either = pytest.mark.parametrize("rebuilder", REBUILDERS)
 
 
 def refusal(kind: type[SecAggError], rebuilder: str, shares: Sequence[Share], threshold: int = 3) -> SecAggError:
-    """Return the error that a rebuilding raises, after checking that it changed no share."""
+    """Return the error of a reconstruction, after checking that it changed no share."""
     before = [None if share.value.is_wiped else number(share.value) for share in shares]
     with pytest.raises(kind) as caught:
         REBUILDERS[rebuilder](shares, threshold=threshold)
@@ -310,7 +310,7 @@ def test_up_to_the_surplus_of_wrong_shares_reconstruct_refuses(
 
 
 def test_more_wrong_shares_than_the_surplus_can_agree_on_another_secret() -> None:
-    """A limit and no defect: the shares below are those of an honest dealing of another secret."""
+    """A limit, not a defect: the shares below are an honest dealing of another secret."""
     shares = good_shares()[:4]
     # The offset polynomial (x - 3)(x - 4) has degree below the threshold and spares two honest holders.
     wrong = tampered(shares, {point: (point - 3) * (point - 4) for point in (1, 2)})
@@ -418,7 +418,7 @@ def test_with_an_even_surplus_one_more_than_the_bound_is_refused_unless_the_wron
 
 
 def test_with_an_even_surplus_one_more_than_the_bound_can_agree_on_another_secret() -> None:
-    """A limit and no defect: two of five holders move the shares to within one share of another polynomial.
+    """A limit, not a defect: two of five holders move the shares to within one share of another polynomial.
 
     The offset (x - 4)(x - 5) spares holders 4 and 5; holders 1 and 2 add it and holder 3, who is honest, is named.
     This is why a caller compares the secret with a commitment before accusing anybody.
@@ -524,7 +524,7 @@ def test_a_secret_in_plain_bytes_is_not_shared() -> None:
 
 @pytest.mark.parametrize("threshold", [127, 128, 129, 257, 300])
 def test_large_neighbourhoods_share_on_one_polynomial(threshold: int) -> None:
-    # Beyond 128 steps, values and products are reduced on the way and no longer only at the end.
+    # Beyond 128 steps, values and products are also reduced in between, not only at the end.
     secret = Secret("mask_root", b"\x5a" * 32)
     shares = split(secret, threshold=threshold, holders=320, coins=InsecureSeededCoins(b"large"))
     assert reconstruct(shares, threshold=threshold) == secret

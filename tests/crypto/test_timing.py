@@ -1,4 +1,4 @@
-"""A branch on a secret shows in the time; ``make timing`` measures the library's kernels in the same way."""
+"""A branch on a secret is visible in the time; ``make timing`` measures the library's kernels in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ZEROS, ONES = [bytes(32)] * COPIES, [bytes([255]) * 32] * COPIES
 
 
 def early_exit(secret: bytes) -> int:
-    """Count leading zeros, and stop at the first byte that is none: the leak that is planted."""
+    """Count leading zeros, and stop at the first nonzero byte: the planted leak."""
     count = 0
     for byte in secret * 64:
         if byte:
@@ -32,7 +32,7 @@ def test_the_quicker_class_is_told_by_the_sign() -> None:
 
 
 def test_a_leak_below_interruptions_is_found_in_the_quick_part() -> None:
-    """Interruptions of a millisecond hide one nanosecond of a hundred in the mean over everything."""
+    """In a plain mean, interruptions of a millisecond hide one nanosecond in a hundred."""
     rng = np.random.default_rng(1)
     noise = [np.where(rng.random(20_000) < 0.05, rng.exponential(1e6, 20_000), 0.0) for _ in range(2)]
     fixed = 101 + rng.standard_normal(20_000) + noise[0]
@@ -51,7 +51,7 @@ def test_one_distribution_is_no_leak() -> None:
 
 
 def test_t_is_the_difference_of_means_in_standard_errors() -> None:
-    """By hand: means 2 and 4, variances 1 and 4, three and three values."""
+    """Computed by hand: means 2 and 4, variances 1 and 4, three values each."""
     left, right = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])
     assert welch(left, right) == pytest.approx(-2 / (5 / 3) ** 0.5)
     assert welch(right, left) == -welch(left, right)

@@ -1,4 +1,4 @@
-"""Every kind of scheme in an enclave: what is decoded is what would be decoded from payloads in the clear, to the bit.
+"""Every kind of scheme in an enclave: the result equals that of payloads in the clear, bit for bit.
 
 The grid is scheme x release form x accumulation, with updates of two ages in one buffer and a client that
 never uploads.
@@ -68,14 +68,14 @@ def codebook(codewords: int, stages: int = 1) -> ProductQuantization:
 
 @dataclass(frozen=True)
 class Case:
-    """A scheme, and what its clients have."""
+    """A scheme, and its clients' updates."""
 
     decoder: Any
     update_of: Callable[[int], Update] = matrix
 
     @property
     def tables(self) -> Tables:
-        """The codebooks as integers, where there are any."""
+        """The codebooks as integers, if any."""
         has_indices = any(isinstance(segment, IndexSegment) for segment in self.decoder.layout.segments)
         tables: Tables = self.decoder.tables if has_indices else ()
         return tables
@@ -99,7 +99,7 @@ CASES = {
 
 
 def released_sum(case: Case, form: ReleaseForm, accumulation: Accumulation) -> tuple[Aggregate, Aggregate]:
-    """Fill a buffer; return what was released, and the sum in the clear."""
+    """Fill a buffer; return the released sum, and the sum in the clear."""
     setup = EnclaveSetup(
         layout=case.decoder.layout,
         codebooks=case.tables,

@@ -1,7 +1,7 @@
-"""Every scheme under pairwise masks: what the server decodes is what it would decode from payloads in the clear.
+"""Every scheme under pairwise masks: the decoded sum equals that of payloads in the clear.
 
-The grid is scheme x mode x topology x dropouts: of the four places each scheme has one for each way to drop out, and
-all of them in ``make test-long``. Sums modulo 2^p are exact, so every comparison is of bytes.
+The grid is scheme x mode x topology x dropouts: each scheme has one of the four places for each way to drop out, and
+all of them in ``make test-long``. Sums modulo 2^p are exact, so all comparisons are of bytes.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def stream() -> PublicStream:
 
 
 def mixed_model(epoch: int = 0, calibration: Calibration | None = None) -> ModelUpdate:
-    """Return a model with a tensor in each scheme of rings."""
+    """Return a model with one tensor in each ring scheme."""
     plan = UpdatePlan(
         shapes=SHAPES,
         plain=Plain(clip=8.0, fraction_bits=20),
@@ -103,7 +103,7 @@ def mixed_model(epoch: int = 0, calibration: Calibration | None = None) -> Model
 
 @dataclass(frozen=True)
 class Case:
-    """A scheme, and what its clients have."""
+    """A scheme, and its clients' updates."""
 
     decoder: LinearDecoder[Any]
     update_of: Callable[[ClientId], Update] = matrix
@@ -169,7 +169,7 @@ def session_of(
     late: int = 0,
     capacity: int | None = None,
 ) -> InsecurePairwiseSession:
-    """Start a session whose clients insist on the capacity of their decoder, or on another one."""
+    """Start a session whose clients require the capacity of their decoder, or another one."""
     mode, topology = place
     setup = SessionSetup(
         population=POPULATIONS[topology],
@@ -189,7 +189,7 @@ def session_of(
 
 
 def play(session: InsecurePairwiseSession, dropouts: tuple[ServerState, ...] = ()) -> tuple[Aggregate, list[ClientId]]:
-    """Play to the end, one client dropping out in each of the states; return the sum and who is in it."""
+    """Run to the end, with one dropout in each of the states; return the sum and its clients."""
     contributors = list(session.client_ids)
     for position, state in enumerate(dropouts):
         session.reach(state)

@@ -1,7 +1,7 @@
-"""The interop suite, played against the library: every case, message and refusal, with its reason.
+"""The interop suite, run against the library: every case, message and refusal, with its reason.
 
-What the library computes for a small case the generator computes again, and a test compares it with what is committed;
-small cases here are played by the receiving side: decoders, checks, reconstruction.
+The generator recomputes the library's results for small cases, and a test compares them with the committed ones; here
+the receiving side runs small cases: decoders, checks, reconstruction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Case = dict[str, Any]
 
 
 def files_of(root: Path) -> list[str]:
-    """Return the files of all forms that this version speaks, each as FORM/STEP/NAME."""
+    """Return the files of all forms that this version supports, each as FORM/STEP/NAME."""
     return sorted(
         f"{form}/{file.parent.name}/{file.stem}" for form in wire.FORMS for file in (root / str(form)).glob("*/*.json")
     )
@@ -214,7 +214,7 @@ def altered(case: Case, message: bytes) -> bytes:
 
 
 def taken_by(case: Case, steps: list[Case]) -> Case:
-    """Return the step in which the message of a refusal is taken, by the one who refuses it."""
+    """Return the step in which a refusal's message is processed by the party that refuses it."""
     [step] = [one for one in steps if one.get("message") == case["takes"] and one["role"] == case["taker"]]
     return {**step, **({"from": case["sender"]} if "sender" in case else {})}
 

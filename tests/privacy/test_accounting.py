@@ -1,4 +1,4 @@
-"""Losses against divergences and tail sums that are computed here from the distributions."""
+"""Losses compared with divergences and tail sums, computed here from the distributions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def part(l2_squared: int, variance: Fraction | int, l1: int | None = None) -> Re
 
 @cache
 def pmf(kind: NoiseKind, variance: float) -> tuple[int, Pmf]:
-    """Return how far a table of probabilities reaches to either side, and the table."""
+    """Return the reach of a table of probabilities to either side, and the table."""
     reach = int(60 + 30 * sqrt(variance))
     k = np.arange(-reach, reach + 1)
     if kind is GAUSSIAN:
@@ -50,14 +50,14 @@ def pmf(kind: NoiseKind, variance: float) -> tuple[int, Pmf]:
 
 
 def shifted(kind: NoiseKind, variance: float, shift: int) -> tuple[Pmf, Pmf]:
-    """Return the distributions of noise and of noise moved by ``shift``, where both tables reach."""
+    """Return the distributions of noise and of noise shifted by ``shift``, where both tables reach."""
     _, table = pmf(kind, variance)
     return (table[shift:], table[: table.size - shift]) if shift else (table, table)
 
 
 def renyi(kind: NoiseKind, variance: float, shift: int, order: int) -> float:
     left, right = shifted(kind, variance, shift)
-    # A value that one table holds only as zero has too small a probability to matter at these orders.
+    # A value with probability zero in one table is too unlikely to matter at these orders.
     both = (left > 1e-290) & (right > 1e-290)
     return float(np.log(np.exp(order * np.log(left[both]) - (order - 1) * np.log(right[both])).sum()) / (order - 1))
 
@@ -147,13 +147,13 @@ def test_epsilon_holds_exactly_for_small_releases(kind: NoiseKind, shifts: list[
         bound = epsilon(kind, [part(squared, variance, l1=sum(shifts))], 1, delta)
         assert least_delta(kind, variance, shifts, bound) <= delta
         if (kind, variance) != (SKELLAM, 1):
-            # It is no empty bound either: at half of it, delta does not hold.
+            # The bound is not vacuous: at half of it, delta does not hold.
             assert least_delta(kind, variance, shifts, bound / 2) > delta
 
 
 @KINDS
 def test_releases_are_charged_each(kind: NoiseKind) -> None:
-    """Two releases cost what one of two parts does, and what one of twice the squared sensitivity does."""
+    """Two releases cost the same as one with two parts, and as one with twice the squared sensitivity."""
     once, twice = part(100, 400), part(200, 400)
     two = epsilon(kind, [once], 2, 1e-6)
     assert two == pytest.approx(epsilon(kind, [once, once], 1, 1e-6), rel=1e-9)
@@ -249,7 +249,7 @@ def exact_delta(sensitivity: float, bound: float) -> float:
 def test_epsilon_is_between_the_exact_one_and_the_best_conversion_of_the_closed_form(
     multiplier: Fraction, delta: float
 ) -> None:
-    """20 points; the loss is rho = 1 / (2 z^2), and the noise is so wide that it is a Gaussian."""
+    """20 points; the loss is rho = 1 / (2 z^2), and the noise is wide enough to be a Gaussian."""
     scale = 10**6
     found = epsilon(GAUSSIAN, [part(scale**2, (multiplier * scale) ** 2)], 1, delta)
     rho = float(1 / (2 * multiplier**2))
@@ -276,7 +276,7 @@ def test_the_loss_of_one_discrete_gaussian_is_exact() -> None:
 
 @pytest.mark.parametrize("kind", list(NoiseKind))
 def test_a_loss_is_of_noise_with_a_variance(kind: NoiseKind) -> None:
-    """A ledger adds losses up: a negative one would pay for others."""
+    """A ledger sums losses: a negative one would pay for others."""
     with pytest.raises(InvalidParameters, match="variance"):
         loss_of(kind, [part(3, 7), part(3, -7)])
 

@@ -1,4 +1,4 @@
-"""A budget: what it pays for, what it refuses, and what it says then."""
+"""A budget: the releases it allows, those it refuses, and its errors."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_two_releases_cost_more_than_either_and_no_more_than_their_epsilons_adde
 @searched(max_examples=20, deadline=None)
 @given(noise=noises)
 def test_an_update_that_is_replaced_costs_more_than_one_that_is_zeros(noise: ClientNoise) -> None:
-    """Whatever neighbours the noise was made for: it is what it is, and a client may count with others."""
+    """The noise does not depend on the neighbours it was planned for; a client may account with others."""
     replaced, zeros = (noise.loss(adjacency).epsilon(DELTA) for adjacency in (Adjacency.REPLACE, Adjacency.ZERO_OUT))
     assert replaced > zeros
     assert {Adjacency.REPLACE: replaced, Adjacency.ZERO_OUT: zeros}[noise.settings.adjacency] == noise.epsilon(DELTA)
 
 
 def test_a_loss_of_parts_is_no_less_than_those_of_each() -> None:
-    """One line and one end for all Skellam parts: never below the sum of the bounds of each."""
+    """One line and one remainder for all Skellam parts: never below the sum of their bounds."""
     noise = planned(
         NoiseSettings(noise_multiplier=Fraction(1, 2), noise_kind=NoiseKind.SKELLAM, l2_bounds=(3, 5_000, 1))
     )

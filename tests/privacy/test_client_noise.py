@@ -1,4 +1,4 @@
-"""Noise that clients share: what the honest of the smallest sum add, what is refused, and what an accountant hears."""
+"""Noise shared among clients: the honest clients' part of the smallest sum, refusals, and the accounted values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def lifted(payload: Payload) -> npt.NDArray[np.int64]:
 
 @KINDS
 def test_exactly_the_least_number_of_honest_survivors_add_the_noise_that_is_accounted(kind: NoiseKind) -> None:
-    """100 are invited, 60 must contribute, 20 of those are corrupted: 40 add V, and not 48, which 20 % would say."""
+    """100 are invited, 60 must contribute, 20 of those are corrupted: 40 add V, not the 48 that 20 % suggest."""
     noise = planned(replace(SETTINGS, noise_kind=kind))
     assert noise.honest == 40
     total = sum(
@@ -183,7 +183,7 @@ def test_one_honest_contributor_is_enough_for_noise() -> None:
 
 
 def test_the_greatest_and_the_least_multiplier_are_taken() -> None:
-    """One client alone: the roots of the greatest and of the least variance, over the bound."""
+    """One client: the square roots of the maximum and minimum variance, over the bound."""
     for multiplier in (Fraction(1 << 15, 200), Fraction(1, 4 * 200)):
         taken = replace(SETTINGS, noise_multiplier=multiplier)
         planned(taken, minimum_cohort=1, corrupted=0, capacity=1)
@@ -204,7 +204,7 @@ def test_skellam_is_proposed_to_those_who_do_not_have_it(kind: NoiseKind) -> Non
 
 @given(data=st.data())
 def test_whatever_a_refusal_names_is_taken(data: st.DataObject) -> None:
-    """Over configurations: a multiplier that is named was rounded the safe way, and suits all segments at once."""
+    """Over configurations: a named multiplier is rounded to the safe side, and suits all segments."""
     segments = st.builds(RingSegment, st.integers(1, 64), st.sampled_from([1, 7, 100, 19_456]))
     layout = Layout(tuple(data.draw(st.lists(segments, min_size=1, max_size=3))))
     bounds = tuple(data.draw(st.integers(1, 1 << 20)) for _ in layout.segments)

@@ -1,4 +1,4 @@
-"""The rule 2 p <= H h: what it counts, and who is warned where it fails."""
+"""The rule 2 p <= H h: its terms, and the warning if it fails."""
 
 from __future__ import annotations
 

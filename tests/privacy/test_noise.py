@@ -1,4 +1,4 @@
-"""Noise against its distributions, which are computed here from their definitions, and against bad coins."""
+"""Noise compared with its distributions, computed here from their definitions, and bad coins."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_small_noise_has_its_distribution(kind: NoiseKind, variance: Fraction) -
 
 @KINDS
 def test_the_two_kinds_are_told_apart(kind: NoiseKind) -> None:
-    """The chi-square test would notice the wrong distribution of the same variance."""
+    """The chi-square test would detect a wrong distribution with the same variance."""
     other = next(pmf for name, pmf in PMFS.items() if name is not kind)
     assert deviation_from(drawn(kind, 1, 200_000), other(Fraction(1))) > 20
 
@@ -73,7 +73,7 @@ def test_large_noise_has_its_variance_and_tails(kind: NoiseKind, variance: int) 
     assert abs(values.mean()) < 4 / values.size**0.5
     assert abs((values**2).mean() - 1) < 4 * (2 / values.size) ** 0.5
     for limit in (2, 3, 4):
-        # The half accounts for the unit's width, which matters to the least variance alone.
+        # The half accounts for the unit's width, which only matters for the minimum variance.
         due = 2 * NormalDist().cdf(-limit - 0.5 / variance**0.5) * values.size
         for tail in (values > limit, values < -limit):
             assert abs(np.count_nonzero(tail) - due / 2) < 4 * due**0.5 + 1
@@ -106,7 +106,7 @@ def test_large_skellam_table_has_the_moments_of_the_distribution(variance: Fract
 
 @pytest.mark.parametrize("sigma", [1.5, 100.0])
 def test_discrete_gaussian_agrees_with_opendp(sigma: float) -> None:
-    """OpenDP draws its own coins, so that this alone is not repeatable; it fails by chance once in 10^9 runs."""
+    """OpenDP draws its own coins, so only this test is not repeatable; it fails by chance once in 10^9 runs."""
     opendp: Any = pytest.importorskip("opendp.prelude", reason="compares with OpenDP, of the extra `dev`")
     opendp.enable_features("contrib")
     size = 40_000
@@ -150,7 +150,7 @@ def test_open_comparisons_draw_more_coins_until_they_are_decided() -> None:
     for word, expected in ((third - 1, True), (third + 1, False)):
         assert is_less(third, Fraction(1, 3), words("<u4", word)) is expected
     assert is_less(third, Fraction(1, 3), words("<u4", third, third, 0))
-    # A dyadic probability is met exactly, and the real that begins with its bits is not below it.
+    # A dyadic probability is exact, and a real that begins with its bits is not below it.
     half = 1 << 31
     assert not is_less(half, Fraction(1, 2), words("<u4"))
     assert is_less(half - 1, Fraction(1, 2), words("<u4"))
@@ -192,7 +192,7 @@ def test_integers_below_a_bound_are_uniform(bound: int) -> None:
 
 
 class Constant:
-    """Coins whose every byte is the same."""
+    """Coins with all bytes equal."""
 
     def __init__(self, byte: int) -> None:
         self._byte = byte
@@ -202,7 +202,7 @@ class Constant:
 
 
 class Short:
-    """Coins that hand out one byte too few."""
+    """Coins that return one byte too few."""
 
     def draw(self, count: int) -> bytearray:
         return SystemCoins().draw(count - 1)
@@ -238,7 +238,7 @@ def test_coins_that_are_no_coins_are_refused(kind: NoiseKind, coins: Any) -> Non
 
 @pytest.mark.parametrize("byte", [0x00, 0x03, 0x06, 0x09, 0xFF])
 def test_coins_that_end_no_trial_are_refused(byte: int) -> None:
-    """Each of these bytes, repeated, would go on forever in another of the loops."""
+    """Each of these bytes, repeated, would make a different loop run forever."""
     with pytest.raises(Misuse, match="repair their draw"):
         sample(NoiseKind.DISCRETE_GAUSSIAN, Fraction(100), 100, Constant(byte))
 
@@ -301,7 +301,7 @@ def test_greatest_variance_stays_far_from_the_ends_of_a_word() -> None:
 
 
 def test_the_largest_offset_of_the_largest_scale_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uniform coins draw it once in 2^40 times; wrapped, it would be kept always and not once in e times."""
+    """Uniform coins draw it once in 2^40 times; wrapped, it would always be kept, not once in e times."""
     scale = isqrt(GREATEST_VARIANCE[NoiseKind.DISCRETE_GAUSSIAN]) + 1
     assert (scale - 1) << 23 < 1 << 63
 

@@ -39,7 +39,7 @@ def test_the_table_is_the_distribution_function_to_112_bits(kind: NoiseKind, var
     signed = [*reversed(pmf[1:]), *pmf]
     with localcontext(prec=80):
         below = list(accumulate(signed, initial=Decimal(0)))[1:-1]
-        # One of the two goes further into the tail.
+        # One of the two reaches further into the tail.
         more = (len(found) - len(below)) // 2
         for mine, due in zip(found[max(0, more) :], below[max(0, -more) :], strict=False):
             assert abs(mine - due * (1 << 128)) < 1 << 16

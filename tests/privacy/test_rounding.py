@@ -1,4 +1,4 @@
-"""Exact norms, and rounding at random under a bound: against what is computed here, and against their own tails."""
+"""Exact norms, and random rounding under a bound, compared with computations here and with their tails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_two_norms_are_each_others_inverses(length: int) -> None:
 
 
 def test_the_norm_of_what_is_rounded_counts_the_padding() -> None:
-    """19,338 values are padded to 32,768 or, in blocks, to 19,456: the padding is rounded as well."""
+    """19,338 values are padded to 32,768 or, in blocks, to 19,456: the padding is also rounded."""
     assert [round(rounded_norm(0, length), 1) for length in (19_338, 19_456, 32_768)] == [70.0, 70.2, 91.0]
 
 
@@ -62,7 +62,7 @@ def test_rounding_is_unbiased() -> None:
 
 
 class LongCoins:
-    """Coins with which everything is rounded up."""
+    """Coins that round everything up."""
 
     def draw(self, count: int) -> bytearray:
         return bytearray(count)
@@ -94,7 +94,7 @@ def test_what_cannot_be_short_is_refused() -> None:
 
 @pytest.mark.parametrize(("bits", "inflation"), [(12, 1.48), (14, 1.034)])
 def test_extra_noise_of_narrow_rings_is_that_of_the_law(bits: int, inflation: float) -> None:
-    """100,000 values, 1,000 clients that are alike, noise of multiplier 1."""
+    """100,000 values, 1,000 equal clients, noise multiplier 1."""
     bound = bound_for_ring(bits, 100_000, 1_000, 1.0)
     assert bound / unrounded_norm(bound, 100_000) == pytest.approx(inflation, abs=0.02)
 

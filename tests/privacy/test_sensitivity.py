@@ -21,7 +21,7 @@ from secagg.privacy.accounting import (
 
 Table = npt.NDArray[np.int64]
 Contribution = tuple[int, ...]
-"""What one client adds to the release."""
+"""One client's contribution to the release."""
 
 ADJACENCIES = pytest.mark.parametrize("adjacency", list(Adjacency), ids=lambda adjacency: adjacency.name.lower())
 TABLES = (
@@ -31,7 +31,7 @@ TABLES = (
     [[-4, 0], [4, 0], [0, 1], [0, -1]],
 )
 OTHERS = 1
-"""Clients besides the one that differs: how many there are does not matter, and this is checked."""
+"""Clients in addition to the differing one: their number does not matter, which is checked."""
 
 
 def table(rows: Sequence[Sequence[int]]) -> Table:
@@ -39,7 +39,7 @@ def table(rows: Sequence[Sequence[int]]) -> Table:
 
 
 def greatest_move(contributions: Iterable[Contribution], adjacency: Adjacency) -> int:
-    """Return the greatest squared distance of the sums of two neighbouring sets, over all of them."""
+    """Return the maximum squared distance of the sums of two neighbouring sets, over all sets."""
     possible = sorted(set(contributions))
     zeros = (0,) * len(possible[0])
 

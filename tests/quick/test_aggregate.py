@@ -1,4 +1,4 @@
-"""The quick interface: sums, means and histograms of arrays and models, by every protocol, and what is refused."""
+"""The quick interface: sums, means and histograms of arrays and models, by every protocol, and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROTOCOLS = [name for name in names() if name != "plain-sum"]
 
 
 class Layer(NamedTuple):
-    """A layer as some frameworks have it."""
+    """A layer as in some frameworks."""
 
     kernel: npt.NDArray[np.float64]
     bias: npt.NDArray[np.float64]
@@ -136,7 +136,7 @@ def test_as_many_may_leave_as_an_error_says() -> None:
 
 
 def test_weights_from_1_to_50_stand_a_dropout_of_one_message() -> None:
-    """A minimum_cohort that nobody had set was to blame."""
+    """Regression: the error named a minimum_cohort that was not set."""
     result = secagg.aggregate([np.ones(4)] * 50, clip=1.0, examples=range(1, 51), protocol="one-message", drop=1)
     assert len(result.counted) == 49
     assert np.abs(result.mean - 1).max() <= 50 * result.step
@@ -392,7 +392,7 @@ def test_some_tensors_alone_are_summed() -> None:
 
 
 class Weighted:
-    """A model as Keras has it."""
+    """A model as in Keras."""
 
     def get_weights(self) -> list[npt.NDArray[np.float32]]:
         return [np.ones((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)]
@@ -476,7 +476,7 @@ def test_a_client_of_another_model_leaves() -> None:
 
 
 def test_a_client_that_would_sum_other_tensors_leaves() -> None:
-    """Both hold one model, and what they sum of it has one length: bias for gate would be added up without a word."""
+    """Both hold one model, and their summed parts have equal length: bias and gate would be added silently."""
     model = {"bias": np.zeros(3), "gate": np.zeros(3)}
     sessions = [secagg.Session.for_model(model, clients=4, clip=4.0, only=only) for only in model]
     coins = SystemCoins()
@@ -506,7 +506,7 @@ def test_a_subject_is_a_task_in_bytes_and_the_number_of_a_round(wrong: dict[str,
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("asked", [{"corrupted": 9}, {"clients": 2}, {"late": 1}, {"late": 9}, {"minimum_cohort": 11}])
 def test_what_is_planned_can_be_opened(protocol: ProtocolName, asked: dict[str, Any]) -> None:
-    """A plan is refused where ``open`` would refuse it, before anybody is invited."""
+    """A plan is refused if ``open`` would refuse it, before any client is invited."""
     options = find(protocol).settings
     given: dict[str, Any] = {"clients": 10, **asked}
     own = {name: given.pop(name) for name in ("late", "minimum_cohort") if name in given and name in declared(options)}
@@ -551,7 +551,7 @@ def test_one_in_ten_works_with_the_server_and_one_in_twenty_leaves() -> None:
 
 
 def pinned(had: dict[str, Any]) -> ClientPolicy:
-    """Return the policy of a client that names other parties and no number."""
+    """Return the policy of a client that names other parties but no number."""
     return ClientPolicy(authority=had.get("authority"), server_keys=had.get("server_keys"))
 
 
@@ -597,7 +597,7 @@ def test_a_policy_without_numbers_admits_what_is_planned_without_numbers(
 def test_a_plan_without_numbers_tolerates_the_usual_dropouts(protocol: ProtocolName) -> None:
     for clients in range(3, 201):
         made = Session.for_model(np.zeros(4), clients=clients, clip=1.0, protocol=protocol).settings
-        # Pairwise masks of few clients, of which one in ten is corrupted, tolerate one dropout less.
+        # Pairwise masks of few clients, one in ten of them corrupted, tolerate one dropout less.
         assert made.dropped == usual_dropped(clients) - (protocol == "pairwise" and clients in (4, 6, 12))
         assert made.minimum_cohort == clients - made.dropped
         assert made.corrupted == usual_corrupted(clients)

@@ -1,4 +1,4 @@
-"""Proposals of a clip: what an update loses by clipping and by rounding together is least there."""
+"""Proposals of a clip: an update's total loss by clipping and rounding is minimal there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from secagg.quick.model_session import clip_for
 
 
 def lost(update: np.ndarray, clip: float, bits: int) -> float:
-    """Return what three clients with one update lose of it, by the library's own encoding."""
+    """Return the error of three clients with one update, by the library's own encoding."""
     return float(np.square(secagg.mean([update] * 3, clip=clip, bits=bits) - update).sum())
 
 
@@ -18,7 +18,7 @@ def lost(update: np.ndarray, clip: float, bits: int) -> float:
 def test_no_other_clip_loses_much_less(bits: int) -> None:
     update = np.random.default_rng(1).standard_t(3, 4096)
     best = clip_for(update, bits=bits) / 1.5
-    # Three clients' roundings average, so the least is a little further out than one client's.
+    # Three clients' roundings average, so the minimum is slightly larger than one client's.
     assert lost(update, best, bits) < 0.5 * min(lost(update, best * 4, bits), lost(update, best / 4, bits))
     assert (best < 0.9 * np.abs(update).max()) == (bits == 4)
 

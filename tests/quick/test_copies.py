@@ -1,4 +1,4 @@
-"""How many bytes a value a client and a server hold at once, next to what came in and what goes out."""
+"""Peak bytes per value at a client and a server, in addition to input and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS = 8
 
 
 def held(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return a call's result, and the bytes a value that it held at its peak."""
+    """Return a call's result, and its peak memory in bytes per value."""
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     result = call()
@@ -63,7 +63,7 @@ def test_a_client_and_a_decoder_hold_few_copies_of_an_adapter(protocol: Any, mon
 
 def test_a_sum_in_one_process_holds_few_copies() -> None:
     updates = [np.random.default_rng(seed).uniform(-0.01, 0.01, VALUES).astype(np.float32) for seed in range(4)]
-    secagg.aggregate([np.zeros(9)] * 4, clip=0.02, corrupted=0)  # Loads what is loaded once.
+    secagg.aggregate([np.zeros(9)] * 4, clip=0.02, corrupted=0)  # Loads modules and caches.
     tracemalloc.start()
     try:
         _, most = held(lambda: secagg.aggregate(updates, clip=0.02, corrupted=0))

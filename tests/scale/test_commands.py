@@ -67,7 +67,7 @@ def test_options_that_go_together_with_nothing_are_refused(
 def test_a_cluster_that_the_environment_names_needs_a_storage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its nodes do not see a folder for this run alone, and updates would be spent on a sum that cannot be finished."""
+    """Its nodes cannot see this run's own folder, and updates would be spent on a sum that cannot finish."""
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
     assert main(["round", *ONE_MESSAGE, "--clients", "5", "--dimension", "400", "--engine", "ray"]) != 0
     assert "RAY_ADDRESS need --storage" in capsys.readouterr().err
@@ -98,7 +98,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 @pytest.fixture
 def standing(town: Town, tmp_path: Path) -> Iterator[list[str]]:
-    """Start standing holders, and return what a server is told of them."""
+    """Start standing holders, and return a server's settings for them."""
     roster = town.make_keys()
     authority, policy = tmp_path / "keys" / "authority.key", ("--minimum-holders", str(HOLDERS))
     holders = StandingHolders(tmp_path, authority, HOLDERS, serve=policy)
@@ -120,7 +120,7 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 
 def three_uploads(town: Town) -> list[Process]:
-    """Return three clients once their uploads are kept."""
+    """Return three clients after their uploads are stored."""
     clients = [town.contribute(number, *ONE_MESSAGE, is_paused=True) for number in range(3)]
     for client in clients:
         for step in ("asked 0", "stored 0"):
@@ -190,7 +190,7 @@ def children_of(server: Process) -> list[int]:
 
 
 def refused(town: Town, *options: str) -> str:
-    """Return what a server says that does not go on."""
+    """Return the output of a server that stops."""
     state = str(town.folder / "server")
     common = ("--values", "8", "--clip", "1", "--out", str(town.folder / "mean.npy"), "--state", state)
     process = town.command("serve", *common, *options)

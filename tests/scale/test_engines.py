@@ -42,7 +42,7 @@ def processes() -> Iterator[Processes]:
 
 
 def test_a_coordinator_that_is_killed_at_any_moment_releases_once_or_never(tmp_path: Path) -> None:
-    """Before or after any write; its next life dies earlier still, and the one after that goes on."""
+    """Before or after any write; its first restart dies even earlier, and the second one continues."""
     whole_life = live(Place(tmp_path / "undisturbed"), 0)
     assert whole_life["exact"]
     count = int(whole_life["moments"])
@@ -52,7 +52,7 @@ def test_a_coordinator_that_is_killed_at_any_moment_releases_once_or_never(tmp_p
         place, said = Place(tmp_path / str(moment)), dict[str, Any]()
         for die_at in (moment + 1, max(1, moment // 3), 0):
             if place.sent and not goes_on(place.state):
-                break  # It is over: what was not handed over until then never is.
+                break  # It is over: remaining tasks are never handed over.
             said = live(place, die_at)
         lists = {request for request in place.asked if message_kind(request) is MessageKind.ONE_MESSAGE_LIST}
         assert len(lists) <= 1, "holders were shown two lists"
@@ -120,7 +120,7 @@ class Hasty(Processes):
 
 
 def test_a_frozen_worker_with_one_task_left_ends_nobody(tmp_path: Path) -> None:
-    """Nothing was done for as long as patience lasts, so all that run are begun again, by other processes."""
+    """Nothing finished within the patience, so all running tasks are begun again by other processes."""
     engine, place = Hasty(1), Place(tmp_path / "place")
     place.settings = {"clients_in_a_task": 256, "patience": 0.5}
     try:
@@ -135,7 +135,7 @@ def test_a_frozen_worker_with_one_task_left_ends_nobody(tmp_path: Path) -> None:
 
 
 def test_half_an_answer_of_a_worker_ends_nobody(tmp_path: Path) -> None:
-    """A process that ends in the middle of its answer is lost, and its task is not."""
+    """A process that ends in the middle of its answer is lost, but its task is not."""
     engine, place = Hasty(1), Place(tmp_path / "place")
     place.settings = {"clients_in_a_task": 256, "patience": 0.5}
     try:
@@ -206,7 +206,7 @@ def stub_of_ray(**given: Any) -> SimpleNamespace:
 
 
 def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is told to stop has clients to tell, and something to keep."""
+    """A process that is told to stop must notify its clients and save its state."""
 
     def taken_over(*_: object) -> NoReturn:
         sys.exit(15)
@@ -244,7 +244,7 @@ def test_a_cluster_is_found_as_ray_finds_it_and_a_local_one_listens_to_this_mach
 
 
 def test_nodes_without_tokens_are_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator's own environment says nothing about a cluster that others have started."""
+    """The coordinator's environment does not describe a cluster that others have started."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     mine = engines.versions()
     monkeypatch.delenv("RAY_AUTH_MODE")
@@ -318,7 +318,7 @@ def test_workers_of_ray_that_are_killed_change_no_sum(
     deaths = tmp_path / "deaths"
     deaths.mkdir()
 
-    def dying(task: Task) -> None:  # Ray takes a function inside of another one along.
+    def dying(task: Task) -> None:  # Ray ships nested functions.
         mark, number = deaths / task.output.rpartition("/")[2], len(list(deaths.iterdir()))
         if number < 6 and not mark.exists():
             mark.touch()
@@ -368,7 +368,7 @@ def test_a_node_that_is_killed_during_the_sum_changes_no_sum(
         nodes.remove_node(node, allow_graceful=False)
         life.upload()
         assert place.is_exact(life.finish())
-        while alive(engine) == before:  # Ray takes some time to say so.
+        while alive(engine) == before:  # Ray takes some time to report it.
             assert time.monotonic() < deadline, "no node was killed"
             time.sleep(0.5)
     finally:

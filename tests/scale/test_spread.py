@@ -1,4 +1,4 @@
-"""What a sum that others add does while uploads come."""
+"""A sum that workers add, while uploads arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.spread_sums import Life, Place
 
 
 def test_uploads_are_added_while_others_come(tmp_path: Path) -> None:
-    """A session hands over four at once; their four tasks are done when the next one comes."""
+    """A session passes on four at once; their four tasks are done when the next one arrives."""
     told = list[tuple[int, int, int]]()
     place = Place(tmp_path / "place")
     life = Life(
@@ -41,7 +41,7 @@ def test_a_storage_that_loses_every_sum_ends_with_an_error(tmp_path: Path, monke
 
 
 def test_a_folder_is_let_go_once_everything_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What dies on the way finds the sum again, and nobody else begins one beside it."""
+    """A process that dies in between finds the sum again, and no other process begins a second one."""
     place, remove, seen = Place(tmp_path / "place"), FolderStore.remove, list[bool]()
     life = Life(place)
     life.upload()

@@ -1,4 +1,4 @@
-"""Files of a coordinator and of a storage, one by one: what a failure leaves, and in which order a sum is forgotten."""
+"""Files of a coordinator and of a storage, one by one: the state after a failure, and the order of deletion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_state_that_another_has_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_sum_is_forgotten_from_its_offer_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash on the way leaves what nobody resumes."""
+    """A crash in between leaves files that no process resumes."""
     done, unlink = list[str](), Path.unlink
 
     def removed(self: Path, *, missing_ok: bool = False) -> None:

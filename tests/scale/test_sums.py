@@ -1,5 +1,5 @@
 # ruff: noqa: SLF001 -- these tests look into a sum
-"""Sums whose uploads others add: what is written is authenticated, kept before it is told, and blamed on nobody."""
+"""Sums whose uploads workers add: files are authenticated, stored before they are announced, and blame no party."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def uploaded(place: Place, engine: Engine | None = None) -> Life:
 
 
 def closed(place: Place) -> Life:
-    """Return a coordinator that lived until its list was fixed."""
+    """Return a coordinator that ran until its list was fixed."""
     life = uploaded(place)
     life.session.close_stage()
     life.end()
@@ -89,7 +89,7 @@ def test_a_sum_in_an_object_storage_is_exact(tmp_path: Path) -> None:
 
 def test_uploads_wait_while_too_much_waits_to_be_added(tmp_path: Path) -> None:
     class Lazy(Engine):
-        """Does nothing before it is waited for."""
+        """Starts only when its result is awaited."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def test_a_piece_that_is_not_the_signed_one_is_refused_when_it_comes(place: Plac
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is written, in order; of the storage, what kind."""
+    """Return all writes in order; for the storage, their kinds."""
     seen, make, put = list[str](), State._make, FolderStore.put  # pyright: ignore[reportPrivateUsage]
 
     def making(self: State, name: str, data: bytes) -> None:
@@ -395,7 +395,7 @@ def test_an_object_that_is_not_what_was_written_under_its_name_is_lost(tmp_path:
 
 
 def test_no_key_tags_two_contents(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
-    """All nonces are zero, so each key has one message; uploads that come twice and restarts are among it."""
+    """All nonces are zero, so each key has one message, even with repeated uploads and restarts."""
     tagged = dict[tuple[bytes, str], bytes]()
 
     def watching(key: bytes, name: str, *parts: bytes | memoryview) -> bytes:
@@ -467,7 +467,7 @@ def test_settings_out_of_range_are_refused(place: Place, wrong: dict[str, Any]) 
 
 
 def test_a_mark_that_is_forged_in_the_storage_is_no_tag(place: Place) -> None:
-    """Whoever writes in the storage puts a sum of its own under the name that the coordinator looks for."""
+    """An attacker with write access to the storage puts its own sum under the coordinator's expected name."""
     life = uploaded(place)
     life.end()
     path = place.objects("sums")[0]
@@ -481,7 +481,7 @@ def test_a_mark_that_is_forged_in_the_storage_is_no_tag(place: Place) -> None:
 def test_a_storage_that_changes_its_answer_between_two_reads_changes_no_sum(
     place: Place, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """What was checked is the buffer that is added, and what the list was fixed with is what is opened."""
+    """The checked buffer is the one that is added, and the sum that fixed the list is the one that is opened."""
     life, read, seen = uploaded(place), FolderStore.read, dict[str, int]()
 
     def reading(self: FolderStore, name: str, size: int) -> memoryview | None:
@@ -508,7 +508,7 @@ def test_a_storage_that_changes_its_answer_between_two_reads_changes_no_sum(
 
 
 def test_a_retry_that_sees_other_pieces_stores_no_other_sum(place: Place, tmp_path: Path) -> None:
-    """A task that lacks a piece stores nothing under its name, and one that has them all always the same."""
+    """A task that lacks a piece stores nothing under its name; one with all pieces always stores the same."""
     life = uploaded(place)
     task = next(life.sum._tasks_of(place.clients[:2]))  # pyright: ignore[reportPrivateUsage]
     task = dataclasses.replace(task, inputs=task.inputs[::-1])
@@ -552,7 +552,7 @@ def test_a_task_that_is_killed_while_it_writes_stores_nothing(place: Place, monk
 def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
     place: Place, tmp_path: Path, name: str, harm: str
 ) -> None:
-    """A record that begins with 72 zero bytes once hid all that followed it, and 7 of 8 clients saw another list."""
+    """Regression: a record of 72 zero bytes hid all that followed it, and 7 of 8 clients saw another list."""
     closed(place)
     path = place.state / name
     data = path.read_bytes()
@@ -576,7 +576,7 @@ def test_a_file_of_the_coordinator_that_was_harmed_is_refused(
 
 
 def test_a_list_that_was_made_by_nobody_is_shown_to_nobody(place: Place) -> None:
-    """An empty file, as a crash leaves it that makes a file under its last name, is refused and not written over."""
+    """An empty file, left by a crash before its content was written, is refused and not overwritten."""
     uploaded(place).end()
     (place.state / "list").touch()
     with pytest.raises(InvalidParameters, match="it cannot be resumed"):
@@ -596,7 +596,7 @@ def test_what_a_crash_left_half_written_is_no_upload(place: Place) -> None:
 
 
 def test_sums_that_are_not_those_of_the_list_are_not_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that lies has the key; the digests in the record were made of what the first coordinator read."""
+    """A malicious worker has the key; the record's digests are of the data that the first coordinator read."""
     closed(place)
     for path in place.objects("sums"):
         path.unlink()
@@ -624,7 +624,7 @@ def test_a_record_that_is_gone_when_the_list_counts_it_ends_the_sum(place: Place
 def test_an_upload_that_was_written_and_not_acknowledged_costs_nobody(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client sends it again, and the next life counts it once."""
+    """Its client sends it again, and the restarted process counts it once."""
     life, client = Life(place), place.clients[0]
 
     def failing(_: Path) -> None:
@@ -710,7 +710,7 @@ def test_a_copied_piece_of_another_client_is_not_this_ones(place: Place) -> None
 def test_six_clients_whose_pieces_go_away_one_after_another_are_left_out_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each goes away when the task without the one before is begun."""
+    """Each disappears when the task without the previous one begins."""
     place = Place(tmp_path / "place", LARGE)
     place.settings = {"clients_in_a_task": 256}
     life, going = uploaded(place), list(place.clients[:6])
@@ -754,7 +754,7 @@ def test_an_empty_storage_is_nobodys_fault(place: Place) -> None:
 
 
 def test_another_mount_removes_nobody(place: Place, tmp_path: Path) -> None:
-    """A worker that says that all pieces are missing, where the coordinator has them, sees another storage."""
+    """A worker that reports all pieces missing, although the coordinator has them, uses another storage."""
 
     class Elsewhere(Engine):
         def submit(self, task: Task) -> None:
@@ -781,7 +781,7 @@ def test_a_storage_that_fails_for_a_moment_costs_nothing(place: Place, monkeypat
 
 
 def test_a_sum_that_was_given_up_says_nothing_to_the_next_one(place: Place, tmp_path: Path) -> None:
-    """Both have one engine, as groups have."""
+    """Both share an engine, as groups do."""
 
     class Late(Engine):
         def wait(self, seconds: float) -> list[Result]:
@@ -839,7 +839,7 @@ def test_who_adds_is_said_before_the_first_upload(place: Place) -> None:
 
 
 def test_another_offer_does_not_go_on(place: Place) -> None:
-    """Its clients have signed for the first one: another holder key, epoch or setting counts none of them."""
+    """Its clients signed for the first one: with another holder key, epoch or setting none of them counts."""
     uploaded(place).end()
     place.setup = SumSetup(population=6, layout=SETUP.layout, minimum_cohort=4)
     with pytest.raises(InvalidParameters, match="has another offer"):
@@ -943,7 +943,7 @@ def test_the_key_of_a_sum_is_this_users_alone(place: Place) -> None:
 
 
 def test_owners_are_told_apart(place: Place) -> None:
-    """A name says whose piece it is, and its number and digest."""
+    """A name contains a piece's owner, number and digest."""
     life = uploaded(place)
     names = [name for names in life.sum._pieces.values() for name in names]  # pyright: ignore[reportPrivateUsage]
     assert len(set(names)) == len(names) == 2 * len(place.clients)

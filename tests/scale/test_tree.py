@@ -103,7 +103,7 @@ def table_of(data: st.DataObject, blocks: int) -> CodewordTable:
 
 
 def summed(group: Released, tables: Tables, heaviest: int) -> Released:
-    """Return what a group releases in place of histograms, in rings that its heaviest sum just fits."""
+    """Return a group's release instead of histograms, in rings that just fit its heaviest sum."""
     return replace(group, aggregate=summed_aggregate(group.aggregate, tables, heaviest))
 
 
@@ -126,7 +126,7 @@ def test_sums_of_codewords_of_groups_are_those_of_all(sizes: list[int], data: st
 
 
 def test_a_sum_of_codewords_that_is_too_long_for_a_group_is_added_whole() -> None:
-    """Everybody chose the longest codeword, so that the ring of each group is full."""
+    """All clients chose the longest codeword, so that each group's ring is full."""
     one_index = Layout((IndexSegment(2, 1),))
     tables: Tables = ((CodewordTable(1, np.array([[0], [127]])),),)
     groups = list[Released]()

@@ -1,4 +1,4 @@
-"""Without SECAGG_VECTORS one test says that the suites were not run; with it, their tallies end the run."""
+"""Without SECAGG_VECTORS one test reports that the suites were not run; with it, their counts end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites of others are there, or a run says once that they are not."""
+"""The external suites exist, or a run reports once that they are missing."""
 
 from __future__ import annotations
 

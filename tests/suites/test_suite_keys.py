@@ -1,4 +1,4 @@
-"""ML-KEM keys of CCTV, HPKE at the keys of RFC 9180 and of hpke-pq, and what JavaScript sealed."""
+"""CCTV's ML-KEM keys, HPKE with the keys of RFC 9180 and hpke-pq, and messages sealed in JavaScript."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def opened(suite: Suite, pair: Any, sealed: bytes, info: bytes) -> bool:
 
 
 def test_classic_hpke_at_the_keys_of_rfc_9180() -> None:
-    """The suite is A.1's, whose key and nonce the schedule gives; its sealed message has associated data, ours none."""
+    """The suite is A.1's, with the schedule's key and nonce; its sealed message has associated data, ours none."""
     case = next(each for each in read("hpke/rfc9180_x25519_hkdf_sha256.json") if each["aead_id"] == 1)
     private, public, encapsulated, info = (bytes.fromhex(case[name]) for name in ("skRm", "pkRm", "enc", "info"))
     schedule = Schedule(32, 1)

@@ -31,11 +31,11 @@ from tests.harness.suites import Judged, groups
 
 PEER = ClientId(2)
 POINT = bytes([9]) + bytes(31)
-"""An X25519 key that nobody refuses."""
+"""An X25519 key that is never refused."""
 
 
 def unbound(label: Label, *parts: bytes) -> bytes:
-    """Leave out the label, which the library puts before everything and a suite cannot know."""
+    """Omit the label, which the library prefixes and a suite cannot know."""
     del label
     return b"".join(parts)
 
@@ -127,7 +127,7 @@ def test_aes_gcm() -> None:
     ],
 )
 def test_ecdsa(name: str, scheme: SignatureScheme, length: int, count: int) -> None:
-    """Signatures of evidence stand in fields of one length, so others never reach the check."""
+    """Signatures of evidence are in fields of fixed length, so others never reach the check."""
     judged = Judged(f"Wycheproof {scheme.name}")
     for group, case in groups(name):
 

@@ -1,4 +1,4 @@
-"""Tests that are coroutines, and a town for each test, whose processes end with it."""
+"""Support for tests that are coroutines, and a town for each test, whose processes end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``secagg serve``, ``contribute`` refuse before anything is listened at or sent."""
+"""Refusals of ``secagg serve`` and ``contribute`` before they listen or send anything."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_client_says_whom_it_trusts_or_is_refused(
 
 
 class Taking:
-    """A protocol whose clients take their update with the first message."""
+    """A protocol whose clients use their update in the first message."""
 
     def member(self, _: object) -> Taking:
         return self
@@ -246,7 +246,7 @@ def test_a_server_without_certified_keys_says_that_it_is_trusted(
     tmp_path: Path,
     protocol: str,
 ) -> None:
-    """LightSecAgg is for a server that is trusted, also where clients have keys."""
+    """LightSecAgg needs a trusted server, even if clients have keys."""
     descriptions = list[SessionDescription]()
 
     async def begun(
@@ -334,7 +334,7 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
 
 
 def test_two_servers_go_on_with_no_session_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Each would hold it, and the first to end would erase what the other goes on from."""
+    """Each would hold it, and the first to end would erase the other's state."""
     folder = tmp_path / "state"
     ServerStore(folder)
     held = os.open(folder, os.O_RDONLY)
@@ -347,9 +347,9 @@ def test_two_servers_go_on_with_no_session_at_once(capsys: pytest.CaptureFixture
 def test_what_was_released_is_written_before_clients_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: tuple[str, ...]
 ) -> None:
-    """A signal may end the server while it tells them, and nobody else has the sum.
+    """A signal may end the server while it sends them, and no other party has the sum.
 
-    It has the name that was given, without an ending that numpy would add.
+    The file has the given name, without the ending that numpy would append.
     """
     out, said = tmp_path / "mean", list[bool]()
     members = frozenset(map(ClientId, range(5)))

@@ -40,7 +40,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def said_to(port: int, *pieces: bytes) -> bytes:
-    """Say pieces, each after some answer to the one before, and return what comes back until the connection ends."""
+    """Send pieces, each after an answer to the previous one; return all received bytes until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:
@@ -94,7 +94,7 @@ async def test_a_request_on_the_heels_of_another_loses_the_connection(second: by
         writer.write(HEALTH + second)
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
-        # Nor does one pass unchecked behind the rest of a body that nobody reads.
+        # Nor does one pass unchecked after the rest of an unread body.
         answer = await said_to(port, head(path, "content-length: 5", "authorization: x"), b"12345" + second)
         assert answer.startswith(b"HTTP/1.1 400")
         assert answer.count(b"HTTP/1.1") == 1
@@ -133,7 +133,7 @@ async def test_a_body_that_dribbles_is_cut_off() -> None:
     async with served(limits) as (_, port, path):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head(path, "content-length: 500"))
-        # No more than the line of the status: what is still on its way may reset the connection after that.
+        # Only the status line: data in transit may reset the connection after it.
         answer = asyncio.create_task(reader.readexactly(len("HTTP/1.1 408")))
         while not answer.done():
             writer.write(b"x")
@@ -171,7 +171,7 @@ async def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> 
 
     limits = quick_limits(grace=600, connections=50)
     async with served(limits, tls[0]) as (_, port, _path):
-        # Not a word of theirs, so where there is TLS not even a handshake.
+        # They receive no byte, so with TLS not even a handshake.
         crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
         outcomes = await asyncio.gather(
             *(
@@ -180,7 +180,7 @@ async def test_a_silent_crowd_keeps_nobody_out(tmp_path: Path, is_tls: bool) -> 
             )
         )
         assert all(outcome.is_released for outcome in outcomes)
-        # The first of them were sent away: they would wait for ten minutes.
+        # The first ones were disconnected; otherwise they would wait for ten minutes.
         async with asyncio.timeout(30):
             for reader, _writer in crowd[:300]:
                 with suppress(ConnectionResetError):

@@ -1,4 +1,4 @@
-"""Mistakes of a new user: the error names the mistake, in the words of the front end, and what to change."""
+"""Mistakes of a new user: the error names the mistake in the front end's words, and what to change."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "a server of too few clients": ("serve --values 4 --clip 1 --out mean.npy --clients 2", "must be at least 3"),
 }
-"""Each mistake as a command, and what its error says."""
+"""Each mistake as a command, and its error."""
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "more dropouts than a sum can lose": (
         lambda: secagg.aggregate([np.ones(2)] * 10, clip=1.0, drop=4),

@@ -1,4 +1,4 @@
-"""The example of a sum over HTTP: as short as promised, and as its README says."""
+"""The example of a sum over HTTP: as short as promised, with the output in its README."""
 
 from __future__ import annotations
 

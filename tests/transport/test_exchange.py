@@ -1,4 +1,4 @@
-"""Who may send what and when: the server's state machine, without sockets."""
+"""The server's state machine for clients' messages, without sockets."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_everybody_is_told_how_it_ended(exchange: Exchange) -> None:
 
 
 def test_who_uploaded_before_a_restart_and_is_not_back_is_awaited_at_the_end(exchange: Exchange) -> None:
-    """It pauses between two tries, and would find nobody who knows how its session ended."""
+    """It pauses between two tries, and would find no server that knows its session's outcome."""
     sent(exchange, TWO)
     exchange.end("it is over", is_released=True, counted=frozenset({ONE, TWO}))
     assert exchange.untold == 2
@@ -152,7 +152,7 @@ def test_who_uploaded_before_a_restart_and_is_not_back_is_awaited_at_the_end(exc
 
 
 def test_who_is_in_the_sum_and_was_heard_of_is_not_awaited_twice(exchange: Exchange) -> None:
-    """A client that uploaded, and was gone before the last stage."""
+    """A client that uploaded, but left before the last stage."""
     sent(exchange)
     exchange.close()
     exchange.open(STAGE, Participation.TOO_FEW)
@@ -167,7 +167,7 @@ def test_who_has_asked_since_a_restart_hears_of_the_end_as_it_waits(exchange: Ex
 
 
 def test_who_answered_an_earlier_stage_alone_is_not_awaited_at_the_end(exchange: Exchange) -> None:
-    """It is gone, and a server would wait for it as long as it waits for anybody."""
+    """It is gone, and otherwise a server would wait for it as for any client."""
     sent(exchange)
     sent(exchange, TWO)
     exchange.close()
@@ -227,7 +227,7 @@ PARTICIPATION = st.sampled_from(Participation)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests in any order: one answer of a client is handed over in a stage, and none of another stage."""
+    """Requests in any order: one answer of a client is accepted in a stage, and none for another stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 def test_who_is_awaited_all_the_same_may_answer_again(exchange: Exchange) -> None:
-    """Others may have sent in its name what the session refused."""
+    """The session may have refused a message that others sent in its name."""
     exchange.offered(ONE, 0, 10)
     refused = exchange.settled(ONE, 0, WRONG, Participation.TOO_FEW, is_awaited=True)
     assert refused.answer is Answer.REFUSED

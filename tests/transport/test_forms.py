@@ -1,4 +1,4 @@
-"""Processes of two versions over HTTP: a client one form behind takes part exactly, and nobody is taken down to it."""
+"""Processes of two versions over HTTP: a client one form behind can take part, but no other party is downgraded."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_client_of_the_form_before_takes_part_exactly_in_a_session_of_a_new_se
 
 
 def test_nobody_follows_a_server_or_an_old_client_down(versions: Versions) -> None:
-    """A new client refuses form 2 by policy; in form 3 the old one is left out by name, and the operator sees that."""
+    """A new client refuses form 2 by policy; in form 3 the old one is excluded by name, and the operator sees it."""
     versions.serve("--form", "2")
     status, said = ended(versions.contribute("new", 1))
     assert status == 2

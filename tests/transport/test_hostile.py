@@ -1,4 +1,4 @@
-"""Peers that hold what others need: connections, places, time, a disk; and servers that keep a client busy."""
+"""Peers that block resources: connections, places, time, a disk; and servers that keep a client busy."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from tests.harness.wire_sums import (
 
 ONE, TWO = CLIENTS[:2]
 PATIENT = 60.0
-"""Seconds that pass where a defence is missing; a test that fails waits for them."""
+"""Seconds that pass if a defence is missing; a failing test waits for them."""
 
 
 def patient_limits(**more: float) -> WireLimits:
-    """Return limits that let nobody go for a minute."""
+    """Return limits that disconnect no peer for a minute."""
     return replace(quick_limits(seconds=PATIENT, poll=PATIENT, grace=PATIENT), **more)  # type: ignore[arg-type]
 
 
 async def chunks(*parts: bytes, then: float = PATIENT) -> AsyncIterator[bytes]:
-    """Send parts, and then nothing."""
+    """Send parts, then nothing."""
     for part in parts:
         yield part
     await asyncio.sleep(then)
@@ -73,7 +73,7 @@ async def test_a_client_that_asks_again_gives_its_older_request_back() -> None:
         await asyncio.wait(crowd[:-1])
         assert {each.result().status_code for each in crowd[:-1]} == {204}
         assert not crowd[-1].done()
-        # Another client's is its own.
+        # Another client has its own limit.
         assert (await held.ask(TWO)).status_code == 200
         assert time.monotonic() - began < PATIENT / 2
         crowd[-1].cancel()
@@ -99,7 +99,7 @@ async def dribble() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("room", [1 << 30, 6 * ANSWER_BYTES])
 @pytest.mark.parametrize("declared", [None, ANSWER_BYTES])
 async def test_slow_senders_keep_no_place_from_the_others(room: int, declared: int | None) -> None:
-    """Sixteen send a byte now and then, for the whole stage; twenty others are taken, some of them late."""
+    """Sixteen send a byte now and then, for the whole stage; twenty others are accepted, some of them late."""
     everybody = [ClientId(number) for number in range(36)]
 
     limits = patient_limits(grace=1.0, slowest=1.0, memory=room)
@@ -110,7 +110,7 @@ async def test_slow_senders_keep_no_place_from_the_others(room: int, declared: i
             assert await asyncio.gather(*map(held.post, everybody[16:30])) == [202] * 14
             await asyncio.sleep(0.3)
             assert await asyncio.gather(*map(held.post, everybody[30:])) == [202] * 6
-        # Where memory has a place for each client of the cohort, nobody gives way.
+        # If memory has a place for each client of the cohort, none is disconnected.
         assert any(each.done() for each in slow) == (room < 1 << 30)
         for each in slow:
             each.cancel()
@@ -310,7 +310,7 @@ async def once(body: bytes) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def hostile(react: Reaction) -> AsyncGenerator[tuple[str, list[str]]]:
-    """Listen at a socket, and react to each request by its method and path; yields the address and what was asked."""
+    """Listen on a socket, and react to each request by method and path; yields the address and the requests."""
     asked = list[str]()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -327,7 +327,7 @@ async def hostile(react: Reaction) -> AsyncGenerator[tuple[str, list[str]]]:
                 writer.write(part)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # The client has enough.
+            pass  # The client has disconnected.
         finally:
             writer.close()
 
@@ -342,7 +342,7 @@ async def hostile(react: Reaction) -> AsyncGenerator[tuple[str, list[str]]]:
 
 
 async def part(url: str, patience: Patience | None = None) -> Outcome:
-    """Take part, for a client's patience."""
+    """Take part for as long as a client's patience."""
     return await contribute(url, joining(ONE), prover=Prover(ONE, SystemCoins()), patience=patience)
 
 
@@ -401,7 +401,7 @@ async def test_a_server_that_dribbles_is_given_up() -> None:
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"x"])
 async def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -> None:
-    """Interim responses, or the bytes of a head, one after the other; each comes in time."""
+    """Interim responses, or the bytes of a head, one after the other; each arrives in time."""
     over = asyncio.Event()
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -434,7 +434,7 @@ async def test_a_server_that_never_comes_to_an_answer_is_given_up(said: bytes) -
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_limits_are_positive_numbers(limits: Any, name: str) -> None:
-    # A patience of nothing is one.
+    # A patience of zero is valid.
     for wrong in (float("nan"), *((0, -1) if isinstance(limits, WireLimits) else ())):
         with pytest.raises(InvalidParameters, match="positive"):
             replace(limits, **{name: wrong})
@@ -464,7 +464,7 @@ def test_an_address_holds_no_password(url: str) -> None:
 
 
 async def test_refused_answers_do_not_stay_in_memory() -> None:
-    """Of each client its fault stays, in the session, in what an operator is shown and in the log; 2 MiB do not."""
+    """Each client's fault stays in the session, the operator's status and the log; its 2 MiB do not."""
     length = 2 << 20
     limits = replace(quick_limits(), answer_bytes=length, memory=1 << 30)
     async with holding(SumServer(limits=limits)) as (held, _):

@@ -1,4 +1,4 @@
-"""What survives a crash: the newest alone, once, and nothing after the end."""
+"""State after a crash: only the newest survives, once, and nothing after the end."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_name_is_kept_before_anything_is_said_to_it(tmp_path: Path) -> N
 
 
 async def test_a_name_that_was_given_up_is_free_in_the_next_process(tmp_path: Path) -> None:
-    """Otherwise visitors who come and go would leave a restarted server without a seat for anybody."""
+    """Otherwise visitors who come and go would leave a restarted server without free seats."""
     server = SumServer(limits=quick_limits(), store=ServerStore(tmp_path / "server"))
     async with holding(server) as (held, _):
         shown, other = held.description.encode(), bytes([1] * 65)
@@ -145,7 +145,7 @@ async def test_a_name_that_was_given_up_is_free_in_the_next_process(tmp_path: Pa
 
 
 class FullStore(ServerStore):
-    """A store whose disk has room again when ``refusals`` are over."""
+    """A store whose disk has space again after ``refusals`` refusals."""
 
     def __init__(self, folder: Path, refusals: int) -> None:
         super().__init__(folder)
@@ -193,7 +193,7 @@ async def test_a_name_waits_until_the_disk_has_room_for_it(tmp_path: Path, monke
 
 
 class StuckStore(ServerStore):
-    """A store whose disk says nothing until it is let."""
+    """A store whose disk blocks until it is released."""
 
     def __init__(self, folder: Path, is_let: Event) -> None:
         super().__init__(folder)
@@ -232,7 +232,7 @@ async def test_a_disk_that_takes_nothing_is_seen_from_outside(
 
 
 def test_one_process_of_a_client_goes_on_with_its_progress(tmp_path: Path) -> None:
-    """Another one would take it, and the first could not go on."""
+    """Another one would take it, and the first could not continue."""
     with store_in(tmp_path).held():
         with pytest.raises(InvalidParameters, match="another process"), store_in(tmp_path).held():
             pass

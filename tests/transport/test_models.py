@@ -1,4 +1,4 @@
-"""Sums of models over HTTP: a server and clients with a file each, and what both refuse before anybody waits."""
+"""Sums of models over HTTP: a server and clients with files, and refusals before any party waits."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_clients_add_the_noise_that_both_ends_say(town: Town) -> None:
     assert server.ended() == 0, server.text
     assert "noise of clients" in server.text
     change = read_model(town.folder / "next.npz")["layer.weight"] - base()["layer.weight"]
-    # Steps of 2^-16 alone spread less.
+    # Steps of 2^-16 by themselves have a smaller spread.
     assert 1e-4 < np.std(change) < 0.1
     assert abs(change.mean() - 0.15) < 0.05
 
@@ -222,7 +222,7 @@ Describe = Callable[..., SessionDescription]
 
 @pytest.fixture
 def describe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Describe:
-    """Return the description of a server's session, which ends as it begins."""
+    """Return the description of a server's session, which ends immediately."""
     found = list[SessionDescription]()
 
     async def begun(_: SumServer, session: ServerSession, description: SessionDescription, **__: object) -> Released:
@@ -246,9 +246,9 @@ def describe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Describe:
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, description: SessionDescription) -> list[str]:
-    """Let `secagg contribute` meet a description, and answer one message, before which it is in the list.
+    """Let `secagg contribute` receive a description and answer one message, and record it before.
 
-    Its session takes the update at once.
+    Its session uses the update immediately.
     """
     waited_for = list[str]()
 
@@ -271,7 +271,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, description: SessionDescription) -> 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a client that has said which session it meets, and return why it ends."""
+    """Run a client that names its session, and return why it ends."""
     capsys.readouterr()
     assert main([*arguments]) == 2
     return capsys.readouterr().err
@@ -290,7 +290,7 @@ def test_a_client_joins_with_the_model_that_was_trained_from(
     description, of_changes = describe(), describe("--task", "changes", model=zeros)
     joined(monkeypatch, description)
     assert "it is in the sum" in refused(capsys, *client(tmp_path, "--examples", "10"))
-    # A file of changes is summed as it stands by a server whose model is all zeros.
+    # A server whose model is all zeros sums a file of changes unchanged.
     joined(monkeypatch, of_changes)
     own = client(tmp_path, "--examples", "10", "--task", "changes", model={**zeros, "norm.mean": np.ones(4)})
     without = own[: own.index("--base")] + own[own.index("--base") + 2 :]

@@ -1,4 +1,4 @@
-"""How a session stands, for who operates its server, and under which names a server at loopback answers."""
+"""A session's status for its operator, and the host names under which a loopback server answers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_token_that_can_be_guessed_or_does_not_travel_is_refused(token: str) -
     ],
 )
 def test_a_server_at_loopback_answers_to_its_own_names(hosts: str, status: int) -> None:
-    """A page elsewhere may give its name this machine's address; the browser then says that name."""
+    """A foreign page may point its name to this machine's address; the browser then sends that name."""
     said = list[Any]()
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Servers and clients as processes: one drops out, and each is killed wherever it stands."""
+"""Servers and clients as processes: one drops out, and each is killed at any point."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SIMULATED = ("--protocol", "enclave", "--set", "allow_simulated_enclave=yes")
 
 
 def active(town: Town) -> list[str]:
-    """Return options of a server of the active mode, which a roster means where nothing else is said."""
+    """Return options of a server in active mode, which is the default with a roster."""
     return ["--set", f"roster={town.make_keys()}"]
 
 
 def walk(client: Process, *numbers: int) -> None:
-    """Let a client that stops around each answer give those of these stages."""
+    """Let a client that stops around each answer send those of these stages."""
     for number in numbers:
         for step in ("asked", "stored"):
             client.wait_for(f"{step} {number}")
@@ -37,7 +37,7 @@ def walk(client: Process, *numbers: int) -> None:
 
 
 def give(client: Process) -> None:
-    """Let a client give an answer that it was stopped before, and the rest."""
+    """Let a client send the answer before which it was stopped, and the rest."""
     client.go_on()
     client.wait_for("stored 0")
     client.go_on()
@@ -45,7 +45,7 @@ def give(client: Process) -> None:
 
 
 def require_mean(town: Town, server: Process, *clients: Process, mean: float = 0.02) -> None:
-    """Wait until all have ended well, and compare the mean with that of clients from 0 on."""
+    """Wait until all have succeeded, and compare the mean with that of clients starting at 0."""
     assert [client.ended() for client in clients] == [0] * len(clients)
     assert server.ended() == 0
     assert abs(town.mean() - mean) < 1e-3
@@ -53,13 +53,13 @@ def require_mean(town: Town, server: Process, *clients: Process, mean: float = 0
 
 @pytest.mark.parametrize(("protocol", "upload"), [("pairwise", 2), ("lightsecagg", 1)])
 def test_five_clients_of_which_one_drops_out(town: Town, protocol: str, upload: int) -> None:
-    """With LightSecAgg its piece of every mask is with the server, and so it is missed when masks are uploaded."""
+    """With LightSecAgg its piece of every mask is at the server, so it is only missed when masks are uploaded."""
     server = town.serve("--protocol", protocol, "--clients", "5", "--patience", "0.5")
     believed = ("--protocol", protocol) if protocol == "lightsecagg" else ()
     clients = [town.contribute(number, *believed) for number in range(3)]
     lost, last = (town.contribute(number, *believed, is_paused=True) for number in (4, 3))
     for number in range(upload):
-        # Four are enough, so the one that will be lost answers before the fourth does.
+        # Four are enough, so the client that will be lost answers before the fourth.
         for client in (lost, last):
             walk(client, number)
     lost.wait_for(f"asked {upload}")
@@ -79,7 +79,7 @@ def test_two_servers_with_a_group_each(town: Town) -> None:
         for group, place in enumerate((first, second), 1):
             place.folder.mkdir()
             servers.append(place.serve(*plan, "--group", f"{group}/2", "--out", str(sums[group - 1])))
-        # A client of the other group gets nothing here.
+        # A client of the other group is refused here.
         stranger = first.contribute(3)
         assert stranger.ended() == 2
         assert "the server refused this client" in stranger.text
@@ -103,7 +103,7 @@ def test_a_server_that_is_killed_in_every_stage_goes_on(town: Town) -> None:
     held = town.contribute(4, is_paused=True)
     for number, name in enumerate(STAGES):
         held.wait_for(f"asked {number}")
-        # The stage is open, and cannot close without the client that is held.
+        # The stage is open, and cannot close without the stopped client.
         server.kill()
         server = town.serve(*options)
         assert server.wait_for_stage() == (name, number)
@@ -136,7 +136,7 @@ def test_a_server_reads_its_roster_between_sessions(town: Town) -> None:
     sums(0, 0, 1, 2)
     assert town.command("keys", "--clients", "1", "--first", "3", "--out", str(keys)).ended() == 0
     assert town.command("keys", "revoke", "0", *at_authority).ended() == 0
-    # The session that was open ends, since nobody takes part; so does one of too few clients.
+    # The open session ends, since no client takes part; so does one with too few clients.
     server.wait_for("a session ended without a sum")
     stranger = town.contribute(0, values=784, turn=1)
     assert stranger.ended() == 2
@@ -149,7 +149,7 @@ def test_a_server_reads_its_roster_between_sessions(town: Town) -> None:
 
 
 def test_a_server_whose_roster_has_grown_goes_on_with_its_session(town: Town) -> None:
-    """A client was signed and another one revoked while it was down: they are in the next session, and not in this."""
+    """A client was signed and another one revoked while it was down: this affects the next session, not this one."""
     options = active(town)
     keys = town.folder / "keys"
     at_authority = ("--key", str(keys / "authority.key"), "--roster", str(keys / "roster.txt"))
@@ -173,7 +173,7 @@ def test_a_server_whose_roster_has_grown_goes_on_with_its_session(town: Town) ->
 
 @pytest.mark.parametrize("last", ["to write", "written", "recorded", "to erase", "erased"])
 def test_a_server_that_is_killed_while_it_writes_and_tells_has_a_sum(town: Town, last: str) -> None:
-    """Whatever it had done: the result is on disk, no client is told before it is, and the next process ends well."""
+    """At any point: the result is on disk before any client receives it, and the next process succeeds."""
     options = (*active(town), "--round", "1")
     server = town.serve(*options, is_paused=True)
     clients = [town.contribute(number) for number in range(5)]
@@ -219,7 +219,7 @@ def test_a_sum_that_cannot_be_written_is_not_lost(town: Town, *, is_stopped: boo
 
 
 def test_a_client_that_corrects_its_options_takes_part_after_all(town: Town) -> None:
-    """One is refused by the session description, and the other by the first message, after it has said its name."""
+    """One is refused by the session description, the other at the first message, after it sent its name."""
     server = town.serve("--clients", "5")
     clients = [town.contribute(number) for number in range(3)]
     wrong = [town.contribute(3, "--set", "minimum_cohort=10"), town.contribute(4, "--set", "minimum_threshold=9")]
@@ -294,7 +294,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
     for client in (*first, held):
         client.wait_for("the server does not know this session")
         assert client.ended() == 1
-    # Theirs are spent, and this one's process cannot know whether it arrived.
+    # Theirs are spent, and this one cannot know whether its upload arrived.
     again = town.contribute(4, *SIMULATED)
     again.wait_for("already uploaded")
     assert again.ended() == 2
@@ -302,7 +302,7 @@ def test_a_server_that_cannot_go_on_says_so(town: Town) -> None:
 
 
 def test_a_norm_that_an_enclave_bounds_stays_the_same_in_a_task(town: Town) -> None:
-    """A server that sweeps it bisects a client's norm."""
+    """A server that varies it could bisect a client's norm."""
     options = ["--protocol", "enclave", "--set", f"roster={town.make_keys()}"]
     server = town.serve(*options, "--set", "max-norm=50")
     require_mean(town, server, *(town.contribute(number, *SIMULATED) for number in range(5)))
@@ -314,7 +314,7 @@ def test_a_norm_that_an_enclave_bounds_stays_the_same_in_a_task(town: Town) -> N
 
 
 def test_a_file_that_was_uploaded_before_is_refused_before_a_server_waits_for_it(town: Town) -> None:
-    """It would leave a session that all are needed for, when the others have sent their keys."""
+    """It would leave a session that needs all clients, after the others have sent their keys."""
     server = town.serve("--clients", "5")
     require_mean(town, server, *(town.contribute(number) for number in range(5)))
     server = town.serve("--clients", "5", "--round", "9999999999")
@@ -347,7 +347,7 @@ def test_one_message_with_holders_elsewhere_of_which_one_is_killed(town: Town, t
         lost = town.contribute(4, *believed, is_paused=True)
         lost.wait_for("asked 0")
         lost.kill()
-        # The holders have seen the offer; the others can do without one of them.
+        # The holders have seen the offer; the sum can do without one of them.
         holders.kill(0)
         require_mean(town, server, *(town.contribute(number, *believed) for number in range(4)), mean=0.015)
     finally:

@@ -1,4 +1,4 @@
-"""What requests get, over HTTP without sockets: the right ones, and those of hostile clients."""
+"""Answers to valid requests and to those of hostile clients, over HTTP without sockets."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_client_that_was_upgraded_within_a_session_still_proves_its_name(monke
 
 
 async def test_another_server_gets_no_proof_that_this_one_accepts() -> None:
-    """It shows a client this server's session as one of its own task, and keeps what the client sends."""
+    """It presents this server's session to a client as one of its own task, and keeps the client's messages."""
     keys, kept = SimulatedKeys(SystemCoins()), list[str]()
     key, certificate = keys.of(ONE)
     server = SumServer(limits=quick_limits(), admission=Certified(keys.authority.public_key, {ONE: certificate}))
@@ -476,7 +476,7 @@ def test_a_field_of_another_version_is_passed_over_unless_it_must_be_known() -> 
     )
     later = json.loads(description.encode()) | {"deadline": 3}
     assert SessionDescription.decode(json.dumps(later).encode()) == description
-    # A resumed session shows what its clients have signed, and a private field is one like any other.
+    # A resumed session shows the description that its clients signed, including private fields.
     for shown in (json.dumps(later, indent=1), json.dumps(later | {"_decoded": "0"})):
         assert SessionDescription.decode(shown.encode()).encode() == shown.encode()
         assert replace(SessionDescription.decode(shown.encode()), must_know=()).encode() == description.encode()
@@ -503,7 +503,7 @@ async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_plac
         assert refused.value.reason is Reason.WRONG_VERSION
         metrics = (await http.get("/metrics")).text
         assert 'secagg_clients_total{newest_form="2",task="a task"} 1' in metrics
-        # The place is free, also for the same client once it is upgraded.
+        # The place is free, also for the same client after an upgrade.
         await asyncio.gather(*everybody(http))
         assert (await running).counted == frozenset(CLIENTS)
         await server.told()
@@ -512,7 +512,7 @@ async def test_a_client_that_does_not_speak_the_form_says_so_and_leaves_its_plac
 async def test_a_server_of_another_task_gets_no_proof_by_a_form_that_its_client_does_not_speak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It shows the description of another server, whose sum the client does not want, and would end its part there."""
+    """It presents another server's description, whose sum the client does not want, and would end its session there."""
     asked, keys = list[str](), SimulatedKeys(SystemCoins())
     shown = replace(DESCRIPTION, task="hospital").encode()
 
@@ -530,7 +530,7 @@ async def test_a_server_of_another_task_gets_no_proof_by_a_form_that_its_client_
 
 
 def test_a_proof_with_another_form_is_none() -> None:
-    """Somebody between a client and its server makes the client out to speak less."""
+    """An attacker in between makes the client appear to support an older form."""
     coins, session = SystemCoins(), DESCRIPTION.encode()
     keys = SimulatedKeys(coins)
     key, certificate = keys.of(ONE)
@@ -560,7 +560,7 @@ async def test_a_client_asks_in_the_clear_on_this_machine_alone() -> None:
 async def test_no_client_pauses_for_longer_than_a_server_tells_how_its_session_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that is away refuses connections, so that the pauses are all that the way back takes."""
+    """An absent server refuses connections, so only the client's pauses delay its return."""
     pauses, now = list[float](), [0.0]
 
     async def pause(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Names that visitors are given, and a result that its clients alone are shown."""
+"""Names assigned to visitors, and a result that only its clients receive."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def seat(held: Held, proof: bytes) -> tuple[int, str]:
 async def test_each_visitor_has_one_seat_and_there_are_no_more_than_invited() -> None:
     server = SumServer(limits=quick_limits(), admission=FirstCome(frozenset(CLIENTS)))
     async with holding(server) as (held, _):
-        await held.ask(CLIENTS[1])  # Says its own name, which is given to nobody after it.
+        await held.ask(CLIENTS[1])  # Sends its own name, which is then assigned to no other client.
         proofs = [bytes([number] * 65) for number in range(1, 6)]
         given = [await seat(held, proof) for proof in proofs]
         names = [str(client.value) for client in CLIENTS if client != CLIENTS[1]]
@@ -128,7 +128,7 @@ async def test_who_leaves_before_it_sends_anything_gives_its_seat_to_the_next_or
         shown = (await held.http.get(f"{held.base}/progress", headers=headers_of(ClientId(1), bytes([21] * 65)))).json()
         assert shown["present"] == 4
         assert 0 < shown["seconds_left"] <= 20
-        # Under a number of its own it is a new proof that comes back, since it keeps none.
+        # With its own number it returns with a new proof, since it keeps none.
         for client in CLIENTS[:4]:
             body, headers = answer_of(client, held.session), headers_of(client, bytes([20 + client.value] * 65))
             assert (await held.http.post(f"{held.base}/answers/0", content=body, headers=headers)).status_code == 202

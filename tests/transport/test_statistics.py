@@ -1,4 +1,4 @@
-"""Statistics over HTTP: a server and three sites, each a process, and what each of them refuses."""
+"""Statistics over HTTP: a server and three sites as processes, and their refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CERTIFIED = {
     "two-servers": ["--set", "allow_simulated_second_server=yes"],
     "one-message": [],
 }
-"""Policy of a site, by protocols whose sites have keys."""
+"""A site's policy for protocols whose sites have keys."""
 URL = "http://127.0.0.1:1"
 
 
@@ -56,7 +56,7 @@ def answer(town: Town, number: int, declaration: str, *arguments: str) -> Proces
 
 @pytest.fixture
 def holding(town: Town) -> Iterator[Callable[[], list[str]]]:
-    """Let standing holders run, and return the options of a server that asks them."""
+    """Run standing holders, and return the options of a server that uses them."""
     made = list[StandingHolders]()
 
     def start() -> list[str]:
@@ -105,7 +105,7 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     assert "other statistics than this site's declaration 'others'" in curious.text
     server.terminate()
     server = serve(town, "--statistics", declaration, *roster)
-    # Three sites have no room for one that works with the server, and each has to say that it assumes none.
+    # Three sites cannot tolerate one that colludes with the server, so each must assume none.
     none = ("--set", "assumed_corrupted=0")
     sites = [answer(town, number, declaration, *none) for number in range(SITES)]
     assert [site.ended() for site in sites] == [0] * SITES, "".join(site.text for site in sites)

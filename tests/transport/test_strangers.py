@@ -1,4 +1,4 @@
-"""What strangers can do to a server: connect and say nothing, send half a request, declare more than they send."""
+"""Strangers that connect silently, send half a request, or declare more than they send."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_sixteen_thousand_silent_connections_leave_a_server_that_answers(t
     server = town.serve("--clients", "5") if tasks == 1 else town.command("serve", "--tasks", str(file), *options)
     if tasks > 1:
         town.port = int(server.wait_for("listening at ").split(":")[1].split(",")[0])
-    # What a server gives itself where the system's own limit is low.
+    # A server's own limit if the system's is low.
     resource.prlimit(server.number, resource.RLIMIT_NOFILE, (2128, 2128))
     pipe = asyncio.subprocess.PIPE
     crowds = [
@@ -63,7 +63,7 @@ async def test_sixteen_thousand_silent_connections_leave_a_server_that_answers(t
 @TASKS
 @pytest.mark.parametrize("sent", [b"POST {}/seats", b"POST {}/answers/0", b"GET /v1/session?after={}"])
 async def test_half_requests_of_strangers_close_no_connection_of_a_client(sent: bytes, tasks: int) -> None:
-    """More of them than there may be connections, while clients take part."""
+    """More strangers than the maximum number of connections, while clients take part."""
     limits = quick_limits(grace=600, poll=600, connections=40)
     async with served(limits, tasks=tasks) as (_, port, path):
 
@@ -97,7 +97,7 @@ async def test_a_server_that_stops_logs_no_line_for_each_half_request(caplog: py
 
 @TASKS
 async def test_answers_of_any_length_fit_into_the_memory_that_there_is(tasks: int) -> None:
-    """Sixteen clients declare the longest answers that there are, and send what is taken of them."""
+    """Sixteen clients declare answers of the maximum length, and send as much as the server reads."""
     memory, length = 64 << 20, 8 << 20
     limits = replace(quick_limits(grace=60), answer_bytes=length, memory=memory)
     async with served(limits, tasks=tasks) as (_, port, path):
@@ -126,7 +126,7 @@ async def test_answers_of_any_length_fit_into_the_memory_that_there_is(tasks: in
 
 
 def _peak(*, is_reset: bool = False) -> int:
-    """Return the largest size that this process had, in KiB; from now on where it is reset."""
+    """Return this process's peak size in KiB, since the last reset if there was one."""
     if is_reset:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))

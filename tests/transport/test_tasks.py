@@ -1,4 +1,4 @@
-"""Several tasks of one server: each has clients, memory, connections and an end of its own."""
+"""Several tasks of one server, with separate clients, memory, connections and ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def subject_of(task: str) -> Subject:
 
 
 class Tasks:
-    """Two tasks behind one front, each with a plain sum that is running."""
+    """Two tasks behind one front, each with a running plain sum."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ async def test_a_task_that_is_over_refuses_who_comes_late_and_another_is_still_r
 
 @pytest.mark.parametrize("is_one_authority", [True, False])
 async def test_a_client_of_one_task_is_a_stranger_in_another(tmp_path: Path, *, is_one_authority: bool) -> None:
-    """With its key, and with a proof that it made for its own task; its number is another client's there."""
+    """It has its key and a proof for its own task; in the other task its number belongs to another client."""
     folders = {ONE: tmp_path / "one", TWO: tmp_path / "one" if is_one_authority else tmp_path / "two"}
     for folder in {*folders.values()}:
         make_identities(folder, CLIENTS, SystemCoins())
@@ -226,7 +226,7 @@ async def test_a_client_of_one_task_is_a_stranger_in_another(tmp_path: Path, *, 
 
 
 class StuckStore(ServerStore):
-    """A store whose disk takes nothing, and gives nothing back, until it is let."""
+    """A store whose disk blocks reads and writes until it is released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -279,7 +279,7 @@ async def test_a_task_that_fails_or_stands_still_stops_no_other(
 
 
 async def test_a_crowd_of_one_tasks_clients_leaves_another_its_connections() -> None:
-    """All that they prove keeps a connection; each task has a part that the other's clients cannot take."""
+    """Each proven client keeps a connection; each task has a share that the other's clients cannot take."""
     part = quick_limits(poll=600, grace=600, connections=10)
     crowd = [ClientId(number) for number in range(100, 140)]
     tasks = Tasks(limits=part)
@@ -340,7 +340,7 @@ async def test_answers_of_one_task_that_dribble_leave_another_its_memory() -> No
 
 
 class Taking:
-    """A protocol whose clients take their update with the first message."""
+    """A protocol whose clients use their update in the first message."""
 
     def member(self, _: object) -> Taking:
         return self
@@ -354,7 +354,7 @@ class Taking:
 def test_one_upload_is_in_one_of_two_tasks_of_an_authority(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, *, are_named: bool
 ) -> None:
-    """The difference of two sums is an update that only one of them has; also of a second authority's client."""
+    """The difference of two sums is an update that is only in one; also for a second authority's client."""
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
     asked = list[str]()
 
@@ -507,7 +507,7 @@ def serve(town: Town, file: Path, *more: str) -> Process:
 
 
 def written(town: Town) -> Path:
-    """Write a file of two tasks, each with the keys of an authority of its own."""
+    """Write a file of two tasks, each with its own authority's keys."""
     file, text = town.folder / "tasks.toml", ""
     for task in (ONE, TWO):
         keys, place = town.folder / f"keys-{task}", town.folder / task
@@ -533,7 +533,7 @@ def contributed(town: Town, task: str, number: int, *, as_of: str = "", is_pause
 
 @pytest.mark.wire
 def test_two_tasks_of_one_process_that_is_killed_in_between(town: Town) -> None:
-    """The first is over, and is not begun again; the second goes on with its clients."""
+    """The first is over, and does not begin again; the second continues with its clients."""
     file = written(town)
     server = serve(town, file)
     ones = [contributed(town, ONE, number) for number in range(5)]
@@ -584,7 +584,7 @@ def test_a_task_without_a_sum_is_told_at_the_end_and_stops_no_other(town: Town) 
 
 
 def test_a_client_keeps_the_progress_of_each_task(tmp_path: Path) -> None:
-    """Its process in one task neither waits for the other's, nor takes what the other goes on from."""
+    """Its process in one task neither waits for the other's nor takes its state."""
     states = StateDirectory(tmp_path, coins=SystemCoins())
     one, two = (ClientStore(states, "http://sums", CLIENTS[0], task) for task in (ONE, TWO))
     progress = ClientProgress(bytes(16), bytes(65), 0, b"an answer", is_last=False, suspended=b"")

@@ -1,4 +1,4 @@
-"""Servers, clients in Python and JavaScript, and tabs of Chromium, each a process of its own on this machine."""
+"""Servers, clients in Python and JavaScript, and tabs of Chromium, in separate processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Update = list[float]
 
 
 class Town:
-    """A folder with keys, updates and logs, and the processes that work in it."""
+    """A folder with keys, updates and logs, and its processes."""
 
     def __init__(self, repository: Path, folder: Path) -> None:
         self.repository, self.folder = repository, folder
@@ -85,7 +85,7 @@ class Town:
 
 
 class Files:
-    """A server of the repository's files, of lists of folders as JSON, and of pages that a test gives."""
+    """A server of the repository's files, of folders' lists as JSON, and of a test's pages."""
 
     def __init__(self, repository: Path) -> None:
         self.pages, self.altered = dict[str, str](), ""
@@ -119,12 +119,12 @@ class Files:
 
 
 def said_by(process: subprocess.Popen[str]) -> str:
-    """Wait for a process, and return what it wrote."""
+    """Wait for a process, and return its output."""
     return process.communicate(timeout=SECONDS)[0]
 
 
 def outcomes_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Wait for clients in Node, and return how the sum ended for each."""
+    """Wait for clients in Node, and return each one's outcome."""
     return [json.loads(line) for line in said_by(process).splitlines() if line.startswith("{")]
 
 

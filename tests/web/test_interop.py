@@ -1,4 +1,4 @@
-"""The tests of the client that need files alone, the interop suite first among them, played in Chromium as in Node."""
+"""The client's tests that only need files, including the interop suite, run in Chromium as in Node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in Chromium: visitors draw, one leaves, and everybody sees the sum; a hostile server gets nothing."""
+"""The page in Chromium: visitors draw, one leaves, and the others see the sum; a hostile server gets nothing."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def test_an_invitation_takes_part_once_with_one_drawing(town: Any, browser: Any,
         if place == "an open tab":
             tab.goto(url)
         tab.goto(f"{url}/page/#{quote((keys / f'client-{number}.key').read_text())}")
-        # A shared screen, a bookmark or the history would hand the key on.
+        # A shared screen, a bookmark or the history would leak the key.
         tab.wait_for_url(f"{url}/page/", timeout=LONG)
         draw(tab)
         tab.evaluate("document.getElementById('send').click()")
     for tab in tabs:
         tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
         assert tab.inner_text("#say") == "the sum of 6 clients was released"
-        # A server that is the authority fills all other seats: the visitor can compare which one it is.
+        # A server that is the authority could fill all other seats: the visitor can compare the authority's key.
         shown = tab.inner_text("#mode")
         assert re.sub(r"(?<=[0-9a-f]{4}) (?=[0-9a-f]{4})", "", shown).count(authority[1][:32]) == 1
         assert "need not be trusted" not in shown
-        # What was spent must outlive a browser that runs out of room.
+        # The ledger must survive a browser that runs out of space.
         assert tab.locator("body").get_attribute("data-persists") == "asked"
     tabs[0].evaluate("document.getElementById('send').click()")
     tabs[0].wait_for_selector("body[data-ended=yes]", timeout=LONG)
@@ -128,7 +128,7 @@ def test_two_tabs_with_one_invitation_at_once_take_part_at_most_once(town: Any, 
 
 
 def test_a_browser_without_room_for_what_is_spent_sends_no_drawing(town: Any, browser: Any) -> None:
-    """The disk is full for one visitor alone, whose tab stops before its upload."""
+    """The disk is full only for one visitor, whose tab stops before its upload."""
     tabs = invited(town, browser.new_context(), 7)[1:]
     tabs[0].evaluate(
         """() => {
@@ -159,7 +159,7 @@ def test_a_tab_that_is_closed_has_dropped_out_and_the_next_sum_begins(town: Any,
 
 
 def test_a_tab_that_leaves_before_the_others_came_gives_its_seat_back(town: Any, browser: Any) -> None:
-    """And a sum that fails is followed by the next, in which the visitors who stayed take part by themselves."""
+    """A failed sum is followed by the next, in which the remaining visitors take part automatically."""
     url = town.serve("--page")
     tabs = [tab_of(browser, url) for _ in range(4)]
     for tab in tabs:
@@ -174,7 +174,7 @@ def test_a_tab_that_leaves_before_the_others_came_gives_its_seat_back(town: Any,
         tab.wait_for_selector("body[data-ended=yes]", timeout=LONG)
         assert tab.inner_text("#say") == "the sum of 3 clients was released"
     assert time.monotonic() - began < 30
-    # A visitor that has sent something is missed by its sum alone.
+    # A visitor that has sent something is missing only in its sum.
     with tabs[1].expect_request("**/answers/1", timeout=LONG):
         tabs[1].route("**/answers/1", lambda _: None)
         for tab in tabs[1:]:
@@ -217,7 +217,7 @@ def test_a_visitor_without_a_seat_waits_for_the_next_sum(town: Any, browser: Any
         draw(tab)
     for tab in tabs[:3]:
         tab.click("#send")
-        # The sum of the last one may be over before anybody looks.
+        # The last one's sum may be over before the test looks.
         tab.wait_for_selector("#stages li.now, body[data-ended=yes]", timeout=LONG)
     tabs[3].click("#send")
     for tab in tabs[:3]:
@@ -267,7 +267,7 @@ def test_pages_elsewhere_ask_only_where_they_are_named(town: Any) -> None:
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """Serves the page of an honest server, and answers of its own."""
+    """Serves an honest server's page, and its own answers."""
 
     honest: ClassVar[str] = ""
     description: ClassVar[dict[str, Any]] = {}
@@ -344,7 +344,7 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
         case "another task":
             Hostile.description = {**Hostile.description, "task": "another"}
         case "a cohort of two":
-            # The offer's fields stand at fixed places behind the task: the minimum cohort is the 13th.
+            # The offer's fields are at fixed places after the task: the minimum cohort is the 13th.
             at = 7 + 1 + 4 + len(Hostile.description["task"]) + 32 + 8 + 4 + 3 + 16
             assert int.from_bytes(message[at : at + 4], "big") >= 3
             message[at : at + 4] = (2).to_bytes(4, "big")
@@ -372,7 +372,7 @@ def test_a_hostile_server_gets_no_drawing(hostile: str, browser: Any, attack: st
 
 
 def test_a_second_message_that_differs_gets_no_second_answer(hostile: str, browser: Any) -> None:
-    """The page answers the offer once; the same offer as the message of the next stage is not due."""
+    """The page answers the offer once; the same offer as the next stage's message is not expected."""
     Hostile.stages = chain([0, 0], repeat(1))
     tab = tab_of(browser, hostile)
     draw(tab)

@@ -1,4 +1,4 @@
-"""Times of a client of a million values in Chromium, next to the floor that WebCrypto's AES sets in the same run."""
+"""Times of a client with a million values in Chromium, and their floor, WebCrypto's AES in the same run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secagg.protocols.one_message.session import choose_committee, plan
 pytestmark = pytest.mark.web
 VALUES, CLIENTS = 10**6, 100
 MOST_FLOORS = 20
-"""Far above what is measured, so that a busy machine passes, and a loop that BigInt runs does not."""
+"""Far above the measured times, so that a busy machine passes, but a loop with BigInt does not."""
 
 
 def test_a_client_of_a_million_values(
