@@ -1,4 +1,4 @@
-"""What every attack ends with: the error that is meant, the blame that is true, and no secret left over."""
+"""Common checks of attacks: the expected error, true blame, and no remaining secret."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ledger:
 
 @pytest.fixture(autouse=True)
 def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Record what each client makes, so that what it leaves behind can be looked at."""
+    """Record the secrets that each client makes, to check that none remain."""
     book = Ledger()
 
     def recorded(cls: type[Secret | X25519KeyPair | HybridKeyPair]) -> None:
@@ -92,7 +92,7 @@ def _use(pair: KeyPair) -> None:
 
 @pytest.fixture
 def ended(ledger: Ledger) -> Callable[[InsecurePairwiseSession, ClientId], None]:
-    """Check that a client has left the session, keeps no secret, and answers nothing any more."""
+    """Check that a client has left the session, keeps no secret, and answers nothing more."""
 
     def check(session: InsecurePairwiseSession, victim: ClientId) -> None:
         client = session.clients[victim]
@@ -134,7 +134,7 @@ def refused(ended: Callable[[InsecurePairwiseSession, ClientId], None]) -> Calla
 
 @pytest.fixture
 def goes_on() -> Callable[..., None]:
-    """Check that the others finish, and that exactly these contributors' sum comes out, exact, and nothing else."""
+    """Check that the others finish, and that only the exact sum of exactly these contributors is released."""
 
     def check(
         session: InsecurePairwiseSession, *, without: Iterable[ClientId] = (), of: Iterable[ClientId] = ()
@@ -178,7 +178,7 @@ def made_secrets(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 def _memory_of(server: IndexingServer) -> tuple[object, ...]:
-    """Return what a server remembers of a round: who is how far, and its share of the sums."""
+    """Return a server's state of a round: each client's progress, and its share of the sums."""
     held: object = vars(server)["_totals"]
     totals = vars(held)
     sums = [part.tobytes() for part in totals["_vectors"]]
@@ -193,7 +193,7 @@ def memory_of() -> Callable[[IndexingServer], tuple[object, ...]]:
 
 @pytest.fixture
 def raises_exactly() -> Callable[..., SecAggError]:
-    """Check that a step ends with exactly this error and this blame, and that the servers remember what they did."""
+    """Check that a step ends with exactly this error and this blame, and that the servers' state is unchanged."""
 
     def check(
         step: Callable[[], object],

@@ -1,4 +1,4 @@
-"""Attacks on noise that clients add, under each protocol that has it."""
+"""Attacks on noise added by clients, in each protocol that supports it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ran(
     member_settings: Any = None,
     gone: frozenset[ClientId] = frozenset(),
 ) -> tuple[Released, ClientNoise]:
-    """Run a session whose server is planned by one kind of settings and whose clients by another."""
+    """Run a session whose server has one kind of settings and whose clients another."""
     protocol, usual = SETTINGS[name]
     entry = find(protocol)
     with closing(entry.simulate(settings or usual, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
@@ -109,7 +109,7 @@ def test_the_sum_has_the_noise_of_all_who_contributed(name: str) -> None:
 
 @PROTOCOLS
 def test_the_smallest_sum_has_the_accounted_noise_without_that_of_the_corrupted(name: str) -> None:
-    """Of 6 contributors, the fewest that are opened, one knows its noise: what is left is V, and not 5/6 of it."""
+    """Of 6 contributors, the minimum, one knows its own noise: the rest is still V, not 5/6 of it."""
     released, noise = ran(name, gone=frozenset(CLIENTS[:2]))
     found = float((noise_of(released) ** 2).mean())
     assert found * (6 - 1) / 6 == pytest.approx(float(noise.variances[0]), rel=5 * sqrt(2 / VALUES))
@@ -139,7 +139,7 @@ def test_nothing_is_opened_of_fewer_than_the_noise_is_made_for(name: str) -> Non
 def test_an_offer_with_other_noise_than_a_client_insists_on_is_refused(
     name: str, offered: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    """Also by one without noise: its values would stand in the sum as they are."""
+    """The offers include a session without noise, whose sum would contain the exact values."""
     _, usual = SETTINGS[name]
     with pytest.raises(InvalidParameters, match=rf"{OTHER_TERMS}|corrupted clients"):
         ran(name, settings=replace(usual, **offered), member_settings=replace(usual, **own))
@@ -149,7 +149,7 @@ def test_an_offer_with_other_noise_than_a_client_insists_on_is_refused(
 def test_an_offer_that_counts_more_corrupted_clients_than_a_client_does_has_the_noise_that_it_accounts_for(
     name: str,
 ) -> None:
-    """Two of six are accounted with four shares of a fourth each; shares of a fifth would leave less."""
+    """With two of six corrupted, four shares of a fourth each are accounted; shares of a fifth would leave less."""
     _, usual = SETTINGS[name]
     if name.startswith("pairwise"):
         with pytest.raises(InvalidParameters, match=OTHER_TERMS):
@@ -174,14 +174,14 @@ AUDIT_DELTA = 1e-5
 
 
 def audited(share: float) -> float:
-    """Return the epsilon that a million guesses prove, for epsilon 1 and deviations of this share of the due ones.
+    """Return the epsilon that a million guesses prove, for epsilon 1 and deviations of this share of the required ones.
 
-    One value a client; the guess "it took part" is made above a threshold that is fixed here and not from the runs. The
+    One value per client; the guess is "it took part" above a threshold that is fixed here, not taken from the runs. The
     bound holds with a confidence of 99.9 %, by a normal approximation of counts of thousands.
     """
     layout, bound = Layout((RingSegment(24, RUNS),)), 1000
     settings = NoiseSettings(noise_multiplier=Fraction("4.06"), l2_bounds=(bound,), adjacency=Adjacency.ZERO_OUT)
-    # One scalar release costs epsilon 1 at 1e-5; its runs are side by side in one vector, each a sum of its own.
+    # One scalar release costs epsilon 1 at 1e-5; the runs are entries of one vector, each a separate sum.
     scalar = settings.noise_for(Layout((RingSegment(24, 1),)), minimum_cohort=6, capacity=8, corrupted=2)
     assert scalar is not None
     assert scalar.epsilon(AUDIT_DELTA) == pytest.approx(1, abs=0.02)

@@ -1,4 +1,4 @@
-"""Pairwise masks: a plan for some dropouts tolerates them in any round, also before the graph is drawn."""
+"""Pairwise masks: a plan for some dropouts tolerates them in any round, even before the graph is drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(mode: SecurityMode, topology: Topology, population: int, dropped: in
 @pytest.mark.parametrize("dropped", [1, 2])
 def test_as_many_as_were_planned_for_leave_in_any_stage(mode: SecurityMode, topology: Topology, dropped: int) -> None:
     stood = 0
-    # Of fewer no graph stands them all before it is drawn.
+    # With fewer clients no graph tolerates all of them before it is drawn.
     for population in (6, 7, 8) if dropped == 1 else (8, 10):
         settings, clients = planned(mode, topology, population, dropped), client_ids(population)
         if not ENTRY.takes(settings, population):

@@ -1,4 +1,4 @@
-"""Clients that reveal wrong shares, dealt wrong shares, or masked with other seeds than they announced."""
+"""Clients that reveal wrong shares, deal wrong shares, or mask with other seeds than announced."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shares_start(session: InsecurePairwiseSession) -> int:
 
 
 def liars(session: InsecurePairwiseSession, *positions: int, dealers: Iterable[int] = range(7)) -> Adversary:
-    """Let these clients alter the shares of these neighbours in their answers, by their place among the neighbours."""
+    """Let these clients alter the shares of these neighbours, by their place among the neighbours, in their answers."""
     chosen = {session.client_ids[position] for position in positions}
     places = list(dealers)
 
@@ -121,7 +121,7 @@ DEALER = 6
 
 @contextmanager
 def crooked_dealing(session: InsecurePairwiseSession, to: Sequence[int]) -> Generator[None]:
-    """Let one corrupted client's program deal shares off the polynomial to these places among its neighbours."""
+    """Let one corrupted client deal shares off the polynomial to these places among its neighbours."""
     attacker = session.clients[session.client_ids[DEALER]]
     answer = attacker.answer
     crooked = False
@@ -154,7 +154,7 @@ def crooked_dealing(session: InsecurePairwiseSession, to: Sequence[int]) -> Gene
 def test_a_dealer_of_wrong_shares_ends_the_session_and_is_named_in_active_mode(
     mode: SecurityMode, off: range, nothing_is_released: NothingIsReleased, *, drops_out: bool
 ) -> None:
-    """Where all are off by the same constant, they lie on a polynomial: that of another secret than was published."""
+    """If all are off by the same constant, they are on the polynomial of another secret than the published one."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     dealer = session.client_ids[DEALER]
     with crooked_dealing(session, off):
@@ -170,7 +170,7 @@ def test_a_dealer_of_wrong_shares_ends_the_session_and_is_named_in_active_mode(
 def test_a_holder_is_not_blamed_alone_for_a_share_that_its_dealer_dealt_wrong(
     mode: SecurityMode, goes_on: GoesOn, *, drops_out: bool
 ) -> None:
-    """A commitment to a wrong share is a commitment; in semi-honest mode nothing tells a dealer from a holder."""
+    """A commitment to a wrong share is still valid; in semi-honest mode dealer and holder cannot be distinguished."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     dealer, holder = session.client_ids[DEALER], session.client_ids[0]
     with crooked_dealing(session, [0]):
@@ -212,7 +212,7 @@ def test_a_dropped_client_that_sealed_another_seed_than_its_root_gives_is_named_
     blamed = frozenset({attacker}) if mode is SecurityMode.ACTIVE else unverified(attacker)
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     if not helped:
-        # The one client that could show the seed is gone too.
+        # The only client that could reveal the seed has also left.
         session.drop(victim)
         nothing_is_released(session, PeerMisbehaved, Reason.COMMITMENT_MISMATCH, blamed)
         return
@@ -267,7 +267,7 @@ def test_an_upload_that_was_altered_on_its_way_gives_no_sum_where_nobody_signs(
 
 @contextmanager
 def uploading_with(session: InsecurePairwiseSession, name: str, stand_in: Callable[..., Any]) -> Generator[None]:
-    """Let one corrupted client's program mask otherwise."""
+    """Let one corrupted client mask differently."""
     attacker = session.clients[session.client_ids[2]]
     answer = attacker.answer
 
@@ -303,7 +303,7 @@ def test_a_client_that_does_not_count_once_gives_no_sum(count: int, nothing_is_r
 
     def heavy(configuration: Any, context: SessionContext, payload: Payload) -> MaskedVector:
         vector = of_input(configuration, context, payload)
-        # Check words are linear, so those of the count stay right.
+        # Check words are linear, so those of the count stay correct.
         vector.vectors[-1] = vector.vectors[-1] * count % (1 << configuration.segments[-1].modulus_bits)
         return vector
 
@@ -316,7 +316,7 @@ def test_a_client_that_does_not_count_once_gives_no_sum(count: int, nothing_is_r
 
 
 def unmasked(narrow: list[int], wide: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Let everybody upload the same values, and return all that the server sees of the sum, check words included."""
+    """Let all clients upload the same values, and return the server's view of the sum, including check words."""
     layout = Layout((RingSegment(8, len(narrow)), RingSegment(40, 1)))
     first, second = layout.require_rings()
     values = (np.array(narrow, dtype=first.ring.word), np.array([wide], dtype=second.ring.word))
@@ -336,7 +336,7 @@ def unmasked(narrow: list[int], wide: int, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def test_check_words_do_not_tell_how_often_a_sum_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The sums over eight clients agree modulo 2^8 and 2^40; as integers they do not.
+    # The sums over eight clients agree modulo 2^8 and 2^40, but not as integers.
     once = unmasked([1, 0, 31], 0, monkeypatch)
     wrapped = unmasked([33, 32, 63], 1 << 37, monkeypatch)
     assert once[0][:3] == [8, 0, 248]

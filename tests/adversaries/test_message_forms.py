@@ -1,6 +1,6 @@
-"""Forms of messages: another one is refused by its name, an earlier one by policy, and one that was put in by T0.
+"""Forms of messages: another form is refused by name, an earlier one by policy, and a substituted one by T0.
 
-The attacker is between a server and its clients, and takes them down to a form whose messages lack a check.
+The attacker is between a server and its clients, and downgrades them to a form whose messages lack a check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Round:
 
     @property
     def form_at(self) -> int:
-        """Where the invitation has the form: before the task's length and name."""
+        """Position of the form in the invitation: before the task's length and name."""
         task = self.made_of.subject.task
         return self.session.invitation.index(len(task).to_bytes(4, "big") + task) - 1
 
@@ -71,7 +71,7 @@ def at(request: pytest.FixtureRequest) -> Iterator[Round]:
 
 @pytest.fixture
 def spoken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let both ends speak form 2 as well; the newest form with a check stays 3."""
+    """Let both ends also support form 2; the newest form with a check stays 3."""
     monkeypatch.setattr(wire, "FORMS", range(2, 4))
     object.__setattr__(OF_FORM, "minimum", 2)
     yield
@@ -110,7 +110,7 @@ def test_holders_receive_no_offer_below_their_policy() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("spoken")
 def test_a_server_that_goes_back_to_an_earlier_form_is_refused_by_policy(name: str) -> None:
-    # Holders and server 1 have a policy too, and refuse an offer of that form before a client sees it.
+    # Holders and server 1 also have a policy, and refuse an offer of that form before a client sees it.
     back = Round(name, form=3 if name in {"one message", "two servers"} else 2)
     try:
         with pytest.raises(InvalidParameters, match="form 2 of its messages is below 3") as refused:
@@ -123,7 +123,7 @@ def test_a_server_that_goes_back_to_an_earlier_form_is_refused_by_policy(name: s
 @EACH
 @pytest.mark.usefixtures("spoken")
 def test_a_form_that_was_put_in_on_the_way_counts_no_answer(at: Round, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a client that accepts form 2: with another form T0 is another, so one of both ends refuses."""
+    """Even for a client that accepts form 2, another form changes T0, so one of both ends refuses."""
     defaults = ClientPolicy.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "minimum_form", 2)

@@ -1,6 +1,6 @@
-"""A server that offers, or goes on with, parameters that do not protect the clients.
+"""A server that offers, or continues with, parameters that do not protect the clients.
 
-A refused offer leaves the client as it was: it has drawn nothing, so a better offer may come.
+A refused offer leaves the client unchanged: it has drawn nothing, so a better offer may follow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CROWD = SessionSetup(
 
 
 class CountedCoins:
-    """Coins of a client, and how often they were drawn."""
+    """A client's coins, which count their draws."""
 
     def __init__(self, session: InsecurePairwiseSession) -> None:
         self.draws = 0
@@ -87,7 +87,7 @@ def test_an_offer_below_the_policy_is_refused_before_anything_is_drawn(
     assert (caught.value.reason, coins.draws) == (reason, 0)
     assert client.state is ClientState.AWAITING_OFFER
     assert not is_spent(own)
-    # A better offer may come.
+    # A better offer may follow.
     goes_on(session, without=[victim] if policy else [])
 
 
@@ -95,7 +95,7 @@ def test_an_offer_below_the_policy_is_refused_before_anything_is_drawn(
 
 
 def roster_for(session: InsecurePairwiseSession) -> PublishedRoster:
-    """Return what a server publishes that checks nothing."""
+    """Return the message of a server that checks nothing."""
     configuration = session.server.configuration
     advertised = {
         client: KeyAdvertisement.decode(session.sent_by(client, MessageKind.KEY_ADVERTISEMENT), configuration)
@@ -105,7 +105,7 @@ def roster_for(session: InsecurePairwiseSession) -> PublishedRoster:
 
 
 def careless(session: InsecurePairwiseSession, configuration: SessionConfiguration) -> None:
-    """Let the session go on with a configuration that its server did not plan."""
+    """Let the session continue with a configuration that its server did not plan."""
     opening = session.setup.plan(session.authority.public_key).opening
     session.server = Server(SessionPlan(configuration, opening, corrupted=0, dropped=0, privacy_bits=1))
     session.pending = [replace(outgoing, message=session.server.invitation) for outgoing in session.pending]
@@ -128,7 +128,7 @@ def test_a_threshold_below_the_rule_for_the_advertisers_ends_the_session_for_the
 
 
 def test_a_threshold_for_a_graph_that_is_drawn_once_ends_a_session_in_active_mode(refused: Refused) -> None:
-    # At 40 bits 31 would do for 30 corrupted of 100 clients. This server may try many rosters.
+    # At 40 bits, 31 would suffice for 30 corrupted of 100 clients. This server may try many rosters.
     session = InsecurePairwiseSession(SessionSetup(population=100, topology=Topology.SPARSE))
     victim = session.client_ids[4]
     policy = replace(session.policy, assumed_corrupted=30, privacy_bits=40)
@@ -189,5 +189,5 @@ def test_a_server_does_not_choose_the_mode_in_which_a_clients_key_protects_nothi
             client.answer(offered)
         assert caught.value.reason is Reason.BELOW_FLOOR
     else:
-        # Whoever names that mode alone has decided to trust the server.
+        # A client that accepts only that mode has decided to trust the server.
         assert client.answer(offered)

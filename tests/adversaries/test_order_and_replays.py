@@ -1,6 +1,6 @@
-"""Messages too late, or to a server that was rolled back; inputs that are tried again; sums of too few or at the edges.
+"""Late messages, or messages to a rolled-back server; reused inputs; sums of too few clients or at the range's ends.
 
-Messages again, in another order or round, late, of strangers, and of other attempts are laws of every session.
+Repeated, reordered, late, foreign messages and those of other rounds or attempts are laws of every session.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NothingIsReleased = Callable[..., SecAggError]
 
 
 def with_a_late_upload(mode: SecurityMode) -> tuple[InsecurePairwiseSession, ClientId]:
-    """Close the upload round without one client, whose upload then arrives after all."""
+    """Close the upload round without one client, whose upload then arrives late."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     late = session.client_ids[5]
@@ -59,7 +59,7 @@ def test_a_server_that_keeps_a_late_upload_learns_nothing_from_it(mode: Security
     session.finish()
     everybody = frozenset(session.client_ids)
     contributors = everybody - {late}
-    # It knows what was reconstructed: the seeds of the contributors and the root of the late one.
+    # It knows the reconstructed secrets: the seeds of the contributors and the root of the late client.
     transcript = Transcript(
         masked_with={client: everybody - {client} for client in everybody},
         self_mask_seeds=contributors,
@@ -119,7 +119,7 @@ def test_a_sum_of_fewer_than_the_minimum_cohort_is_not_released_where_dropouts_c
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     assert session.server.roster.graph.degree == 4
     order = ring_of(session.server.roster.graph)
-    # Two neighbouring clients drop out on either side of three: the sum falls into one of three and one of five.
+    # Two neighbouring clients drop out on both sides of three: the sum splits into one of three and one of five.
     island, gone = order[2:5], [*order[:2], *order[5:7]]
     session.drop(*(session.client_ids[position] for position in gone))
     with pytest.raises(ThresholdNotMet) as caught:
@@ -162,13 +162,13 @@ def test_the_server_ends_a_session_of_fewer_than_the_minimum_cohort(mode: Securi
 NAMES = [
     name for name in SETTINGS if name.startswith(("pairwise", "enclave", "two servers", "plain", "one message, a"))
 ]
-"""Other servers say themselves what is wrong with an upload before they look whether it came before."""
+"""Other servers report an upload's fault before they check whether it was sent before."""
 MOST_FLIPS = 400
-"""Of a short message every byte is altered."""
+"""Every byte of a short message is altered."""
 
 
 def altered(message: bytes) -> Iterator[bytes]:
-    """Alter a message behind its header: each byte of it, or one byte in several."""
+    """Alter a message after its header: each byte, or one byte in several."""
     for at in range(HEADER_BYTES, len(message), 1 + len(message) // MOST_FLIPS):
         yield message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
     yield from (message[:-1], message + b"\0", message[:HEADER_BYTES])
@@ -200,7 +200,7 @@ def test_a_second_upload_is_refused_whichever_byte_of_it_is_another(name: str) -
 
 
 def with_inputs(session: InsecurePairwiseSession, inputs: dict[ClientId, LazyUpdate]) -> InsecurePairwiseSession:
-    """Enrol the clients with inputs that other attempts may have as well."""
+    """Enrol the clients with inputs that other attempts may share."""
     for client, own in inputs.items():
         session.clients[client] = session.enrol(client, update=own)
     return session
@@ -213,7 +213,7 @@ def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     inputs = {client: session.update_of(client) for client in session.client_ids}
     with_inputs(session, inputs).reach(ServerState.AWAITING_UNMASKING_SHARES)
-    # The server has everybody's upload, could have everybody's answer, and says that the attempt failed.
+    # The server has all uploads, could have all answers, and claims that the attempt failed.
     session.drop(*session.client_ids[:5])
     nothing_is_released(session, ThresholdNotMet, Reason.THRESHOLD_NOT_MET)
     retry = with_inputs(InsecurePairwiseSession(session.setup.next_attempt()), inputs)
@@ -226,7 +226,7 @@ def test_an_input_whose_attempt_failed_after_the_upload_does_not_enter_a_retry(
 
 
 def test_an_update_that_is_trained_late_goes_into_one_attempt_of_several_that_run_at_once() -> None:
-    """Each was opened while it was unspent; the server would have two sums with it."""
+    """Each was opened while unspent; the server would get two sums with it."""
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     beside = InsecurePairwiseSession(session.setup.next_attempt())
     victim = session.client_ids[0]
@@ -245,7 +245,7 @@ def test_an_update_that_is_trained_late_goes_into_one_attempt_of_several_that_ru
 
 
 def test_a_key_that_cannot_sign_any_more_costs_no_input() -> None:
-    """The upload would be refused for want of a signature, and the input spent for nothing."""
+    """The upload would be refused for lack of a signature, and the input spent for nothing."""
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
     victim = session.client_ids[0]
     own = session.update_of(victim)
@@ -283,7 +283,7 @@ def test_an_input_whose_numbers_were_changed_after_it_was_encoded_counts_as_zero
 def test_an_upload_of_another_session_is_refused_before_it_is_hashed(
     mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody can send a long one under an invited client's name."""
+    """Anyone can send a long one in an invited client's name."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     session.reach(ServerState.AWAITING_MASKED_INPUTS)
     client, roster = session.client_ids[0], session.server.roster
@@ -296,7 +296,7 @@ def test_an_upload_of_another_session_is_refused_before_it_is_hashed(
 
 
 def masked_words(session: InsecurePairwiseSession, client: ClientId) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return what a client uploaded, less its input: its masks."""
+    """Return a client's upload minus its input: its masks."""
     configuration = session.server.configuration
     message = MaskedInput.decode(session.sent_by(client, MessageKind.MASKED_INPUT), session.server.roster)
     (segment,) = configuration.layout.require_rings()
@@ -378,7 +378,7 @@ def test_everybody_at_the_extreme_of_its_range_gives_the_exact_sum(topology: Top
 
 
 def test_the_most_negative_sum_of_a_ring_is_still_exact() -> None:
-    # Eight times -16 is -128, the least value of a ring of 8 bits; the ring does not hold +128.
+    # Eight times -16 is -128, the minimum of a ring of 8 bits; the ring does not hold +128.
     session = extreme_session(-16, 8, Topology.FULL)
     aggregate = session.finish()
     assert Ring(8).lift(aggregate.values[0]).tolist() == [-128] * 5

@@ -1,4 +1,4 @@
-"""Attacks on the ledger of what a client's noised uploads have cost, under each protocol whose clients add noise."""
+"""Attacks on the ledger of a client's privacy costs, in each protocol whose clients add noise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PROTOCOLS: dict[str, tuple[str, Any]] = {
 _TRAINED = count()
 EACH = pytest.mark.parametrize("name", PROTOCOLS)
 TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
-"""Pays for two sums, and not for three."""
+"""A budget for two sums, not three."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def dp_accounting() -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], PrivacyLedger]:
-    """Return what opens the file of the attacked client, which each of its members opens anew."""
+    """Return a function that opens the attacked client's file, as each of its members does."""
 
     def opened() -> PrivacyLedger:
         return PrivacyLedger(TWO, folder=tmp_path / "ledger")
@@ -141,7 +141,7 @@ def test_the_upload_that_would_pass_the_budget_is_refused(name: str, ledger: Cal
 
 @EACH
 def test_tasks_are_paid_for_together_and_across_restarts(name: str, ledger: Callable[[], PrivacyLedger]) -> None:
-    """Every world has new keys, members and ledgers in memory; the file alone goes on."""
+    """Every world has new keys, members and ledgers in memory; only the file persists."""
     for task in (b"one", b"another"):
         with world_of(name) as world:
             assert uploaded(world, subject(1, task))
@@ -167,7 +167,7 @@ def test_two_tasks_that_both_found_room_do_not_both_upload(name: str, ledger: Ca
 def test_a_session_that_the_budget_does_not_pay_for_is_refused_at_its_offer(
     name: str, ledger: Callable[[], PrivacyLedger]
 ) -> None:
-    """No key is drawn, and no model trained."""
+    """No key is drawn, and no model is trained."""
     with world_of(name) as world:
         for number in (1, 2):
             uploaded(world, subject(number))
@@ -204,7 +204,7 @@ def test_asking_again_costs_nothing_and_gets_nothing_new(
 
 
 def test_a_round_that_was_answered_does_not_use_up_the_budget(ledger: Callable[[], PrivacyLedger]) -> None:
-    """A server could spend it for a client, without one upload more."""
+    """Otherwise a server could spend a client's budget without another upload."""
     with world_of("one message") as world:
         uploaded(world, SUBJECT)
         for _ in range(3):
@@ -235,7 +235,7 @@ def test_settings_with_a_budget_and_no_noise_open_no_session(name: str) -> None:
 def test_a_sum_costs_what_its_own_noise_is_worth_whatever_its_minimum_is(
     name: str, ledger: Callable[[], PrivacyLedger]
 ) -> None:
-    """With a lower minimum each client adds more, so that the fewest add the same; what was charged stays."""
+    """With a lower minimum each client adds more, so that the minimum adds the same; earlier charges stay."""
     costs = list[float]()
     for number, minimum in enumerate((4, 3), start=1):
         with world_of(name, minimum_cohort=minimum) as world:
@@ -257,7 +257,7 @@ def test_a_sum_costs_what_its_own_noise_is_worth_whatever_its_minimum_is(
 def test_an_upload_is_on_the_disk_before_its_noise_is_drawn(
     name: str, ledger: Callable[[], PrivacyLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends there; the ledger counts an upload that nobody has, and never one fewer than somebody has."""
+    """The process ends there; the ledger may count an upload that was never sent, but never misses a sent one."""
 
     def ending(*_: object) -> Payload:
         counted.append(ledger().uploads)
@@ -300,7 +300,7 @@ def own_noise() -> ClientNoise:
 
 
 def test_many_at_once_spend_no_more_than_there_is(ledger: Callable[[], PrivacyLedger]) -> None:
-    """Each with a ledger of its own on the one file, as processes have it."""
+    """Each has its own ledger on the same file, like separate processes."""
 
     def charged(_: int) -> bool:
         try:
@@ -319,7 +319,7 @@ def test_many_at_once_spend_no_more_than_there_is(ledger: Callable[[], PrivacyLe
 
 @pytest.mark.parametrize("way", ["copied elsewhere", "written over in place", "renamed into place"])
 def test_a_copy_of_a_ledger_is_refused(ledger: Callable[[], PrivacyLedger], tmp_path: Path, way: str) -> None:
-    """It was made before the last upload, or another machine goes on from it."""
+    """It was made before the last upload, or another machine continues from it."""
     ledger().charge(own_noise())
     shutil.copytree(tmp_path / "ledger", tmp_path / "copy")
     ledger().charge(own_noise())
@@ -342,7 +342,7 @@ def test_data_of_another_name_have_another_ledger(ledger: Callable[[], PrivacyLe
 
 
 def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    """An upload that its budget does not pay for has not used up the round, nor the model."""
+    """An upload beyond the budget uses up neither the round nor the model."""
     uploads, model = SpentUpdates(tmp_path / "ledger"), b"m" * 32
     for _ in range(2):
         ledger().charge(own_noise())
@@ -357,7 +357,7 @@ def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], Privac
 
 
 def test_a_ledger_keeps_to_one_adjacency(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
-    """What was spent with zeros for neighbours is a quarter of what it is with other updates."""
+    """The cost with zeros as neighbours is a quarter of the cost with other updates."""
     ledger().charge(own_noise())
     with pytest.raises(InvalidParameters, match="another adjacency"):
         PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), folder=tmp_path / "ledger").charge(own_noise())

@@ -1,6 +1,6 @@
 """A server, or a client, that puts other keys, other clients or other neighbours into the roster.
 
-``semi_honest`` mode claims nothing against a server that puts keys of its own in the roster; a test says so.
+``semi_honest`` mode does not protect against a server that puts its own keys in the roster; a test shows it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADER_BYTES = 7
 
 
 def at_rosters(mode: SecurityMode = SecurityMode.ACTIVE, **others: object) -> InsecurePairwiseSession:
-    """Play until the rosters are on their way."""
+    """Run until the rosters are in transit."""
     session = InsecurePairwiseSession(replace(SessionSetup(mode=mode), **others))  # type: ignore[arg-type]
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     return session
@@ -68,7 +68,7 @@ def advertised(session: InsecurePairwiseSession) -> dict[ClientId, KeyAdvertisem
 def shown(
     session: InsecurePairwiseSession, victim: ClientId, others: Mapping[ClientId, KeyAdvertisement]
 ) -> AdvertisedKeys:
-    """Return a roster that fits together and holds the given advertisements, as the victim is shown it."""
+    """Return a consistent roster with the given advertisements, as sent to the victim."""
     published = PublishedRoster(session.server.configuration, session.server.roster.opening, others)
     position = published.roster.position_of(victim)
     assert position is not None
@@ -88,7 +88,7 @@ def of_a_stranger(session: InsecurePairwiseSession, _: ClientId, message: Advert
 
 
 def of_another_graph(session: InsecurePairwiseSession, _: ClientId, __: AdvertisedKeys) -> AdvertisedKeys:
-    """Open the seed of the graph otherwise; the whole message fits together, and only the commitment tells."""
+    """Open another graph seed; the whole message is consistent, and only the commitment differs."""
     return PublishedRoster(session.server.configuration, bytes(32), advertised(session)).message_to(3)
 
 
@@ -133,7 +133,7 @@ def test_a_roster_that_does_not_fit_together_is_refused(
 
 @pytest.mark.parametrize("mode", SecurityMode)
 def test_too_few_advertisers_are_not_called_an_invalid_roster(mode: SecurityMode, refused: Refused) -> None:
-    """A sparse graph has more clients than neighbours, and a roster of fewer used to fail there first."""
+    """A sparse graph has more clients than neighbours; a smaller roster used to fail there first."""
     session = at_rosters(mode, population=12, topology=Topology.SPARSE)
     configuration = session.server.configuration
     for victim, count, kind, reason, culprits in (
@@ -212,7 +212,7 @@ def test_semi_honest_mode_trusts_the_server_for_the_keys_as_its_name_says() -> N
 
 
 def bad_key(keys: KeyAdvertisement, others: KeyAdvertisement, defect: str) -> KeyAdvertisement:
-    """Return an advertisement with one key that no honest client would have made; its X25519 part comes last."""
+    """Return an advertisement with one key that no honest client would make; its X25519 part comes last."""
     before = keys.mask_key[:-32]
     bad: dict[str, dict[str, bytes]] = {
         "top bit": {"mask_key": keys.mask_key[:-1] + bytes([keys.mask_key[-1] | 0x80])},
@@ -264,7 +264,7 @@ def test_a_bad_key_that_a_corrupted_client_advertises_is_stopped_by_the_server(
     assert isinstance(error, PeerError)
     assert (sender, type(error), error.reason) == (attacker, kind, reason)
     both = frozenset[Party]({attacker, honest}) if defect.startswith("another") else frozenset[Party]({attacker})
-    # Where nobody signs, the way may have put the key there.
+    # Without signatures, the network may have inserted the key.
     assert error.culprits == (both if mode is SecurityMode.ACTIVE else both | {ServerId()})
     goes_on(session, without=[attacker])
 
@@ -285,7 +285,7 @@ def test_a_bad_key_that_the_server_lets_pass_is_stopped_by_every_neighbour(
     message = shown(session, victim, entries).encode()
     kind, reason = DEFECTS[defect]
     if defect.startswith("another"):
-        # Whoever copied whose key, the server would have noticed.
+        # Whoever copied the key, the server would have detected it.
         culprits = {honest, attacker, ServerId()} - {victim}
     else:
         culprits = {attacker} if active else {attacker, ServerId()}
@@ -307,7 +307,7 @@ def under_one_identity(
 def test_one_identity_under_two_names_is_stopped_by_every_neighbour(
     twin: str, refused: Refused, goes_on: GoesOn
 ) -> None:
-    # The authority was careless: with it, one client would count as several among those who may be corrupted.
+    # The authority made a mistake: with it, one client would count as several of the corrupted ones.
     session = at_rosters()
     victim, attacker = session.client_ids[0], session.client_ids[5]
     other = victim if twin == "the client's own" else session.client_ids[4]
@@ -356,7 +356,7 @@ def test_a_server_that_may_try_many_rosters_finds_a_graph_that_is_rare_in_one_tr
 
 
 def invented(session: InsecurePairwiseSession, count: int) -> dict[ClientId, KeyAdvertisement]:
-    """Return clients of the server's making, certified by an authority of its own."""
+    """Return clients invented by the server, certified by its own authority."""
     own = insecure_signing_key("the server's authority", b"")
     made = dict[ClientId, KeyAdvertisement]()
     entries = list(advertised(at_rosters(session.setup.mode, seed=b"keys of nobody")).values())
@@ -388,7 +388,7 @@ def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(go
     target, attempt = session.client_ids[4], attempt_of(session)
     answer = session.clients[target].answer(session.take(target))
     own = KeyAdvertisement.decode(answer, session.server.configuration)
-    # Tags are short enough to be met by trying; what is signed is bound to the whole digest.
+    # Tags are short enough to collide by search; signatures bind the whole digest.
     alike = AttemptContext(attempt.tag + bytes(24))
     assert alike.tag == attempt.tag
     with pytest.raises(AuthenticationFailed) as caught:
@@ -401,9 +401,9 @@ def test_an_advertisement_for_an_attempt_whose_tag_is_the_same_does_not_count(go
 
 
 def split_lists(mode: SecurityMode) -> tuple[InsecurePairwiseSession, ClientId, bytes]:
-    """Show one client a list in which a client that is not its neighbour has another name; it cannot tell.
+    """Send one client a list in which a client that is not its neighbour has another name; it cannot detect it.
 
-    The tree is the true one: of its leaves the victim knows only those of its neighbours, which stay where they are.
+    The tree is the true one: the victim only knows its neighbours' leaves, which do not move.
     """
     session = at_rosters(mode, population=12, dropped=2, topology=Topology.SPARSE)
     victim, roster, entries = session.client_ids[3], session.server.roster, advertised(session)
@@ -440,7 +440,7 @@ def test_a_client_that_is_shown_another_list_is_in_a_session_of_its_own(mode: Se
 
 
 def relabel(message: bytes, context: bytes) -> bytes:
-    """Write another context into a message, as a server does that wants it to pass."""
+    """Write another context into a message, like a server that wants it to pass."""
     return message[:HEADER_BYTES] + context + message[HEADER_BYTES + CONTEXT_TAG_BYTES :]
 
 
@@ -463,7 +463,7 @@ def test_shares_made_under_another_list_do_not_pass_a_neighbours_check_in_active
 def test_a_server_that_relabels_what_a_client_with_another_model_sends_gets_no_sum(
     nothing_is_released: NothingIsReleased,
 ) -> None:
-    # Semi-honest mode has no signatures, so the relabelled messages pass; yet nothing in them fits.
+    # Semi-honest mode has no signatures, so the relabelled messages pass, but their content does not fit.
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     victim = session.client_ids[5]
     own_offer = replace(session.server.configuration, model_digest=b"\7" * 32)

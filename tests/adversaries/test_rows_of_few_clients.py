@@ -1,4 +1,4 @@
-"""A host that looks for the rows, such as embeddings of words, that one client alone has touched."""
+"""A host that looks for rows, such as embeddings of words, that only one client has changed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_row_of_enough_clients_is_exact_and_any_other_is_zeros(data: st.DataOb
 
 
 def test_a_row_that_one_client_alone_touched_does_not_leave_the_enclave() -> None:
-    """Row 0 is client 1's alone, and two have row 1; what the host holds of both is uniform to it."""
+    """Only client 1 changed row 0, and two changed row 1; the host's data about both is uniform."""
     touches = [np.array([number == 0, number < 2, True, True, False]) for number in range(CLIENTS)]
     payloads = [payload_of(LAYOUT, [each], number) for number, each in enumerate(touches)]
     session = uploaded(setup_of(LAYOUT), payloads)
@@ -188,7 +188,7 @@ def test_a_host_with_another_floor_gets_no_update(offered: int | None) -> None:
 
 
 def test_a_histogram_of_touches_is_another_layout() -> None:
-    """A host that names the touches indices counts them one by one, for clients who accept histograms too."""
+    """A host that declares the touches as indices could count them one by one, for clients that accept histograms."""
     histograms = Layout((*LAYOUT.segments[:-1], IndexSegment(2, ROWS)))
     theirs = InsecureEnclaveSession(setup_of(histograms, form=ReleaseForm.HISTOGRAM))
     client = theirs.new_client(1, about=replace(theirs.subject, layout=LAYOUT))

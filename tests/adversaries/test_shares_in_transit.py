@@ -1,6 +1,6 @@
-"""Shares and edge seeds that are altered, moved, replayed or badly made on their way between two clients.
+"""Shares and edge seeds that are altered, moved, replayed or badly made between two clients.
 
-An input whose upload never left is not spent.
+An input whose upload was never sent is not spent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ CROOKED: dict[str, tuple[Seal, type[PeerError], Reason]] = {
 
 @contextmanager
 def crooked_shares(suite: Suite, attacker: ClientId, victim: ClientId, crooked: Seal) -> Generator[None]:
-    """Let a corrupted client's program seal something else than its shares for one neighbour."""
+    """Let a corrupted client seal something other than its shares for one neighbour."""
     cls = SUITE_CLASSES[suite]
     seal_shares = cls.seal_shares
 
@@ -115,7 +115,7 @@ def crooked_shares(suite: Suite, attacker: ClientId, victim: ClientId, crooked: 
 
 @contextmanager
 def unusable_edge(attacker: ClientId, victim: ClientId) -> Generator[None]:
-    """Let a corrupted client's program seal a useless edge seed for one neighbour."""
+    """Let a corrupted client seal a useless edge seed for one neighbour."""
     offer_edge = HybridSuite.offer_edge
 
     def bad_edge(self: HybridSuite, own: OwnKeys, peer: PublishedKeys, context: SessionContext) -> bytes:
@@ -169,7 +169,7 @@ OPENED_BY_NOBODY: dict[str, Entry] = {
     "another client's": lambda s, _: delivered_to(s, 4).entries[0],
     "another attempt's": of_another_attempt,
 }
-"""What does not open, whether anybody signs it or not."""
+"""Sealed data that does not open, signed or not."""
 
 
 def path_of(message: DeliveredShares) -> tuple[bytes, ...]:
@@ -242,14 +242,14 @@ def test_a_neighbour_that_seals_an_unusable_edge_seed_drives_one_out_and_is_name
     attacker, victim = session.client_ids[sender], session.client_ids[3]
     with unusable_edge(attacker, victim):
         session.reach(ServerState.AWAITING_MASKED_INPUTS)
-    # The attacker masked with a seed that its victim does not know; it shows it, or its neighbours do without its sum.
+    # The attacker masked with a seed that its victim does not know; it reveals the seed, or is excluded from the sum.
     gone = {victim} if stays else {victim, attacker}
     goes_on(session, of=set(session.client_ids) - gone, without=[] if stays else [attacker])
     blamed = frozenset[Party]({attacker}) if mode is SecurityMode.ACTIVE else unverified(attacker)
     accusation, verdict = session.server.faults
     assert f"{victim} leaves: it cannot use the seeds of its edges with {attacker}" in str(accusation)
     assert (accusation.reason, accusation.culprits) == (Reason.EDGE_UNUSABLE, blamed | {victim})
-    # The victim's root is recovered, and opens nothing either.
+    # The victim's root is recovered, but also opens nothing.
     assert verdict.culprits == blamed
     (error,) = session.clients[victim].faults
     assert error.reason is Reason.AUTHENTICATION_FAILED

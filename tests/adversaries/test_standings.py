@@ -1,4 +1,4 @@
-"""Adversaries against identities that end: expired and revoked keys, old standings, and an authority with two faces."""
+"""Attacks on expiry and revocation: expired and revoked keys, old standings, and an equivocating authority."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(number: int, *revoked: int, digest: bytes = bytes(32)) -> Standing:
 
 @dataclass(frozen=True)
 class Bearer:
-    """What a standing is compared with."""
+    """Values to compare a standing with."""
 
     certificate: Certificate
     policy: ClientPolicy
@@ -43,7 +43,7 @@ class Bearer:
 
 
 def takes(standing: Standing, *, now: float = MADE, memory: SeenStandings | Store | None = None) -> None:
-    """Have a client of default policy look at an offer's standing."""
+    """Let a client with the default policy check an offer's standing."""
     policy = InsecurePairwiseSession().policy
     clock: Callable[[], datetime] = lambda: datetime.fromtimestamp(now, UTC)  # noqa: E731
     client = Bearer(MINE, policy, clock, SeenStandings() if memory is None else memory)
@@ -87,7 +87,7 @@ def test_a_replayed_standing_is_refused_by_who_has_seen_a_newer_one(tmp_path: Pa
 
 @pytest.mark.parametrize("change", ["revoked", "digest"])
 def test_two_standings_with_one_number_are_kept_as_evidence(tmp_path: Path, change: str) -> None:
-    """An authority that shows some clients a revocation, and others none, chooses who takes part."""
+    """An authority that shows a revocation to only some clients could choose the participants."""
     (tmp_path / "state").mkdir(mode=0o700)
     one = shown(MADE, 3)
     two = shown(MADE) if change == "revoked" else shown(MADE, 3, digest=b"\1" * 32)
@@ -105,7 +105,7 @@ def test_two_standings_with_one_number_are_kept_as_evidence(tmp_path: Path, chan
 
 
 def test_no_standing_shuts_clients_out_for_good() -> None:
-    """Who has the authority's key for a moment signs the largest number; the true authority cannot exceed it."""
+    """A temporary holder of the authority's key could sign the largest number, which the authority cannot exceed."""
     memory = SeenStandings()
     for number in (1 << 63, (1 << 64) - 1, MADE + HOUR + 1):
         refused("future", shown(number), memory=memory)
@@ -135,7 +135,7 @@ def joined(*, number: int, until: int, revoked: tuple[int, ...] = ()) -> tuple[K
     key = session.signing_keys[client]
     named = issue_certificate(session.authority_key, client, key.public_key, number=number, until=until)
     member = session.member(client, certificate=named)
-    # It does what the library's own client would not: it joins although its certificate has ended.
+    # Unlike the library's client, it joins although its certificate has expired.
     with patch.object(round0_advertise_keys, "require_standing"):
         sent = member.join(session.setup.subject).answer(configuration.encode())
     return KeyAdvertisement.decode(sent, configuration), configuration
@@ -152,7 +152,7 @@ def joined(*, number: int, until: int, revoked: tuple[int, ...] = ()) -> tuple[K
     ],
 )
 def test_a_revoked_or_expired_key_is_nobodys(until: int, revoked: tuple[int, ...], *, is_valid: bool) -> None:
-    """The server and the neighbours judge it by the standing alone, so they never disagree."""
+    """The server and the neighbours judge it only by the standing, so they never disagree."""
     advertisement, configuration = joined(number=5, until=until, revoked=revoked)
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE))
     if is_valid:
@@ -163,7 +163,7 @@ def test_a_revoked_or_expired_key_is_nobodys(until: int, revoked: tuple[int, ...
 
 
 def test_the_standing_is_in_the_digest_of_the_offer() -> None:
-    """Else a server would show some clients a standing with a revocation, and others one without."""
+    """Otherwise a server could show some clients a standing with a revocation, and others one without."""
     configuration = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.ACTIVE)).server.configuration
     other = replace(configuration, standing=replace(configuration.standing, revoked=(9,)))
     assert other.context != configuration.context

@@ -1,4 +1,4 @@
-"""A server that follows the protocol, and computes the sums that follow from what it holds at any moment."""
+"""A server that follows the protocol, and computes all sums that follow from its data at any moment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ STAGES = (
     *(ServerState.AWAITING_MASKED_INPUTS,) * 4,
     ServerState.AWAITING_UNMASKING_SHARES,
 )
-"""Where a client leaves; mostly between its shares and its upload, which cuts the graph of the contributors."""
+"""Points at which a client leaves; mostly between its shares and its upload, which cuts the contributors' graph."""
 NEIGHBOURHOODS = [(4, 2), (4, 2), (4, 3), (6, 2), (6, 4)]
 """Degrees and thresholds of sparse graphs."""
 SESSIONS = {SecurityMode.SEMI_HONEST: 24, SecurityMode.ACTIVE: 8}
 
 
 def smallest_known_sum(server: Server) -> int | None:
-    """Return the number of clients in the smallest sum that follows from what the server holds, if any does."""
+    """Return the number of clients in the smallest sum that follows from the server's data, if any."""
     settled, answers = server.settled, server._answers  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     shown = Counter(
         dealer
@@ -83,7 +83,7 @@ def random_session(chance: Random, mode: SecurityMode) -> InsecurePairwiseSessio
 
 
 def leavers(graph: Graph, chance: Random) -> set[int]:
-    """Return some runs of half a neighbourhood on the ring, which may cut it apart, and a few others."""
+    """Return some runs of half a neighbourhood on the ring, which may disconnect it, and a few others."""
     order, _ = _ring(graph.seed, graph.population)
     starts = chance.sample(range(graph.population), chance.choice((0, 1, 2, 2, 2)))
     runs = {order[(start + step) % graph.population] for start in starts for step in range(graph.degree // 2)}
@@ -91,7 +91,7 @@ def leavers(graph: Graph, chance: Random) -> set[int]:
 
 
 def play(session: InsecurePairwiseSession, chance: Random) -> SecAggError | None:
-    """Play a session in which honest clients leave at any stage; return what ended it before its sum, if anything."""
+    """Run a session in which honest clients leave at any stage; return the error that ended it early, if any."""
     server = session.server
     try:
         session.step()
@@ -124,7 +124,7 @@ def test_nothing_that_a_server_holds_gives_a_sum_below_the_cohort(mode: Security
 
 
 def cut_apart(mode: SecurityMode, reached: ServerState) -> tuple[InsecurePairwiseSession, set[int]]:
-    """Return a session of twelve, and eight of them that the dropouts leave in two parts of four on the ring."""
+    """Return a session of twelve, and the eight that remain after dropouts, in two parts of four on the ring."""
     setup = SessionSetup(
         population=12, corrupted=0, dropped=1, mode=mode, topology=Topology.SPARSE, minimum_cohort=5, privacy_bits=100
     )

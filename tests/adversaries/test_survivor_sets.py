@@ -1,4 +1,4 @@
-"""A server that shows different sets of survivors, to learn both secrets of a client or the sum of a few."""
+"""A server that sends different sets of survivors, to learn both secrets of a client or the sum of a few."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def survivor_set(session: InsecurePairwiseSession, contributors: Iterable[int], 
 
 
 def signature_on(session: InsecurePairwiseSession, signer: int, contributors: Iterable[int]) -> bytes:
-    """Sign as a corrupted member of the committee does, whatever it signed before."""
+    """Sign like a corrupted committee member, whatever it signed before."""
     roster, client = session.server.roster, session.client_ids[signer]
     everybody = roster.set_of(range(roster.population))
     parts = signed_survivors(roster.context, client, everybody, roster.set_of(contributors))
@@ -73,7 +73,7 @@ def endorsement(session: InsecurePairwiseSession, position: int, signature: byte
 def request(
     session: InsecurePairwiseSession, receiver: int, contributors: Iterable[int], signatures: dict[int, bytes]
 ) -> bytes:
-    """Return a request whose every part is as good as the server can make it."""
+    """Return the best request that the server can make."""
     roster, survivors = session.server.roster, session.server.roster.set_of(contributors)
     present = [other for other in roster.graph.neighbours(receiver) if other in survivors]
     if session.setup.mode is SecurityMode.SEMI_HONEST:
@@ -125,7 +125,7 @@ def test_two_sets_do_not_both_get_a_certificate_even_if_a_corrupted_member_signs
     session = at(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     quorum = session.server.configuration.quorum
     corrupted, honest = 0, [1, 2, 3, 4, 5]
-    # 6 and 7 are the ones whose inputs the server wants to tell apart: each is in one set only, and signs that one.
+    # The server wants to separate the inputs of 6 and 7: each is only in one set, and signs that one.
     ones, others = [*honest[: first - 1], 6], [*honest[first - 1 :], 7]
     signatures: dict[str, dict[int, bytes]] = {"one": {}, "other": {}}
     for name, group, chosen in (("one", ones, ONE_SET), ("other", others, OTHER_SET)):
@@ -171,7 +171,7 @@ def with_committee_of_five() -> tuple[InsecurePairwiseSession, int, list[int]]:
 
 
 def forged_certificate(session: InsecurePairwiseSession, committee: list[int], forgery: str) -> list[Endorsement]:
-    """Return what stands in for the last of four genuine endorsements."""
+    """Return a replacement for the last of four genuine endorsements."""
     genuine = [endorsement(session, member, signature_on(session, member, EVERYBODY)) for member in committee[:4]]
     first, last = genuine[0], genuine[3]
     outsiders = [position for position in EVERYBODY if position not in committee]
@@ -273,7 +273,7 @@ def test_a_certificate_of_another_attempt_unmasks_nothing(refused: Refused) -> N
 
 
 def with_a_split_view() -> tuple[InsecurePairwiseSession, int]:
-    """Show client 3 fewer sharers than the others before it masks: client 6 is missing."""
+    """Send client 3 fewer sharers than the others before it masks: client 6 is missing."""
     session, cheated, hidden = at(ServerState.AWAITING_MASKED_INPUTS), 3, 6
     message = session.delivery(cheated, set(EVERYBODY) - {hidden})
     session.take(session.client_ids[cheated])
@@ -298,7 +298,7 @@ def test_an_upload_under_fewer_sharers_does_not_count_and_its_client_signs_nothi
 def test_neighbours_do_not_unmask_a_client_that_masked_under_fewer_sharers(refused: Refused) -> None:
     session, cheated = with_a_split_view()
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
-    # The server counts the upload nevertheless, and a majority of the committee is corrupted, so that only views help.
+    # The server still counts the upload, and a majority of the committee is corrupted, so only views help.
     signatures = certified(session, EVERYBODY)
     session.pending.clear()
     target = session.client_ids[0]

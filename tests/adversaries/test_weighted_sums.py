@@ -1,7 +1,7 @@
-"""What one weighted sum tells of single clients, measured: no more than one of equal weights, and a tenth.
+"""Measures what a weighted sum reveals about single clients: at most a tenth more than one with equal weights.
 
-Attackers know all weights and what values are usual. The same attacks on weights that multiply codes, as protocols had
-them, find every value: so they are attacks.
+Attackers know all weights and the usual values. The same attacks on weights that multiply codes, as protocols once
+had, find every value, so the attacks are effective.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from secagg.crypto.entropy import SystemCoins
 Values = npt.NDArray[np.int64]
 LEVELS = (-1, 0, 1)
 LEVEL = 1 << 16
-"""Steps of fixed point between two levels."""
+"""Fixed-point steps between two levels."""
 CLIENTS = 6
 COORDINATES = 4000
 FULL = 1024
@@ -38,7 +38,7 @@ def codec(scheme: ScalarQuantization | FixedPoint, length: int) -> ModelUpdate:
 
 
 def summed(made: ModelUpdate, updates: npt.NDArray[np.float64], examples: list[int], *, is_after: bool) -> Values:
-    """Return the sum as the server has it, of weights that multiply values, or codes."""
+    """Return the server's sum with weights that multiply values, or codes."""
     total, coins = np.zeros(updates.shape[1], np.int64), SystemCoins()
     for update, number in zip(updates, examples, strict=True):
         values = weighted(made.schemes, {UPDATE: update}, FULL if is_after else number, coins)
@@ -50,7 +50,7 @@ def summed(made: ModelUpdate, updates: npt.NDArray[np.float64], examples: list[i
 
 
 def guessed(sums: Values, weights: list[float], truth: Values) -> tuple[float, float]:
-    """Return how often the likeliest values of all clients, and of one, are the true ones; ties count in part."""
+    """Return how often the most likely values of all clients, and of one, are true; ties count in part."""
     if not (sums % LEVEL).any():
         sums = sums // LEVEL
     elif (np.abs(sums) > CLIENTS * max(weights)).any():
@@ -89,10 +89,10 @@ SCHEMES: dict[str, ScalarQuantization | FixedPoint] = {
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 @pytest.mark.parametrize("clients", [4, CLIENTS])
 def test_a_weighted_sum_of_few_levels_is_no_knapsack(clients: int, scheme: ScalarQuantization | FixedPoint) -> None:
-    """Of values of three levels all clients' had one solution nearly everywhere, in steps however fine.
+    """Values with three levels had a single solution for all clients almost everywhere, with any steps.
 
-    In fixed point that was so for weights before rounding as well: 0.54 of all coordinates of four clients, whose
-    numbers are rounded to sixteenths, and 1.00 by exact numbers.
+    In fixed point this also held for weights before rounding: for 0.54 of all coordinates of four clients with
+    numbers rounded to sixteenths, and 1.00 with exact numbers.
     """
     generator = np.random.default_rng(clients)
     truth = generator.choice(LEVELS, size=(clients, COORDINATES))
@@ -118,7 +118,7 @@ def test_a_sum_in_one_process_has_no_steps_between_the_levels_of_flags() -> None
 
 
 def test_the_weight_of_one_client_is_no_factor_of_a_row_that_it_alone_touched() -> None:
-    """Its number of examples was the common factor of the row's sums, so the row said who has the word."""
+    """Regression: its number of examples was the common factor of the row's sums, and revealed who has the word."""
     generator, named = np.random.default_rng(6), {True: 0, False: 0}
     made = codec(FixedPoint(length=16, clip=4.0, fraction_bits=16, modulus_bits=40), 16)
     for _ in range(40):

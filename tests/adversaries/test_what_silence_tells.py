@@ -1,4 +1,4 @@
-"""A server that looks for one client's values by asking, and by looking at who falls silent."""
+"""A server that searches for one client's values by requests, and by which clients become silent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.session_worlds import CAPACITY, NOW, SETTINGS, client_ids
 LAYOUT = Layout((RingSegment(20, 8),))
 ROUNDS = 10
 Answered = tuple[tuple[str, object], ...]
-"""Of each stage in which the victim was asked: the length of its answer, or that it left, and with which error."""
+"""For each stage with a request to the victim: the length of its answer, or the error with which it left."""
 
 
 def model_of(number: int) -> bytes:
@@ -32,7 +32,7 @@ def model_of(number: int) -> bytes:
 
 
 def asked(name: str, settings: Any, subject: Subject, update: LazyUpdate, ledgers: dict[Any, Any]) -> Answered:
-    """Run one session in which everybody but the victim is unremarkable, and return what the victim answered."""
+    """Run one session in which only the victim is unusual, and return its answers."""
     clients = client_ids(SETTINGS[name][2])
     seen = list[tuple[str, object]]()
     with closing(find(SETTINGS[name][0]).simulate(settings, coins=SystemCoins(), clock=lambda: NOW)) as world:
@@ -68,7 +68,7 @@ def asked(name: str, settings: Any, subject: Subject, update: LazyUpdate, ledger
 
 
 def bisected(name: str, value: int, changes: Callable[[int], dict[str, Any]], most: int) -> list[Answered]:
-    """Return what a server sees that halves a range in each round, by whether the victim uploaded."""
+    """Return the view of a server that halves a range in each round, by whether the victim uploaded."""
     low, high, seen, ledgers = 0, most, list[Answered](), dict[Any, Any]()
     for number in range(ROUNDS):
         middle = max(1, (low + high) // 2)
@@ -85,7 +85,7 @@ def bisected(name: str, value: int, changes: Callable[[int], dict[str, Any]], mo
 
 @pytest.mark.parametrize("name", ["one message"])
 def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
-    """A client whose value lay outside was silent: ten rounds told its value."""
+    """Regression: a client with a value outside was silent, and ten rounds revealed its value."""
     bounds: Callable[[int], dict[str, Any]] = lambda middle: {"bounds": ((-middle, middle),)}  # noqa: E731
     small, large = (bisected(name, value, bounds, 512) for value in (3, 400))
     assert small == large
@@ -93,7 +93,7 @@ def test_bounds_that_are_bisected_tell_no_constant(name: str) -> None:
 
 
 def test_one_model_again_and_again_gets_as_many_uploads_whatever_its_updates_are() -> None:
-    """Clamped updates are equal: a ledger of values would say so in the second round."""
+    """Clamped updates are equal: a ledger of values would reveal this in the second round."""
     name, found = "one message", list[list[Answered]]()
     for value in (3, 400):
         ledgers = dict[Any, Any]()
