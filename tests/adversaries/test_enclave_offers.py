@@ -51,7 +51,7 @@ from secagg.protocols.enclave.trusted import enclave as trusted
 from secagg.protocols.enclave.trusted.configuration import NO_AUTHORITY, EnclaveConfiguration, least_squared
 from secagg.protocols.enclave.trusted.enclave import bounded_choices
 from secagg.protocols.enclave.trusted.messages import EnclaveOffer, ModelStamp
-from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
+from secagg.protocols.enclave.verified_enclave import Judgement, VerifiedEnclave
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import find
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
@@ -273,6 +273,25 @@ def test_a_weak_receipt_key_is_refused_before_an_update_is_made(weak: bytes) -> 
         session.new_client(1, update=update).answer(invitation.encode())
     assert caught.value.culprits == {ServerId()}
     assert not charged
+
+
+def test_a_client_has_evidence_judged_with_what_its_host_relays() -> None:
+    session, judged = InsecureEnclaveSession(EnclaveSetup()), list[Evidence]()
+
+    class Recording:
+        def judge(self, evidence: Evidence, *_: object) -> Judgement:
+            judged.append(evidence)
+            return Judgement("a program", session.now + timedelta(hours=1))
+
+    update = LazyUpdate(lambda: Update(session.setup.payload_of(1), bytes(32)), bytes(32))
+    client, stamp = session.new_client(1, update=update, judge=Recording()), stamp_of(session.subject, bytes(32))
+    attested = attested_of(session.enclave.offer, EvidenceFormat.SNP.value, b"a report")
+    client.answer(
+        Invitation(
+            session.configuration.encode(), attested, b"collateral", stamp.version, stamp.digest, is_short=False
+        ).encode()
+    )
+    assert judged == [Evidence(EvidenceFormat.SNP, b"a report", relayed=b"collateral")]
 
 
 def test_a_low_order_sealing_key_is_refused_even_with_evidence(session: InsecureEnclaveSession) -> None:
