@@ -39,8 +39,8 @@ _SHARPER: Final = 4
 _EXAMPLES: Final = 25
 _WAITING: Final = 8
 """A process that gets no processor time may take this multiple of its own time."""
-_ELSEWHERE: Final = frozenset({"gpu", "flower", "nvflare", "wire", "web", "scale", "site"})
-"""Marks of tests that need another environment or other processes."""
+_ELSEWHERE: Final = frozenset({"gpu", "flower", "nvflare", "wire", "web", "scale", "site", "long"})
+"""Marks of tests that need another environment, other processes or minutes."""
 STARVED: Final = object()
 """Replaces the result of a process that would still run if it had processor time."""
 

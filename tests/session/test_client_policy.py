@@ -98,6 +98,19 @@ def test_a_stricter_value_that_a_protocol_cannot_meet_is_refused(
     refused(policy, keeps, offer, "which the offer cannot enforce")
 
 
+def test_a_client_that_does_not_allow_something_accepts_only_offers_without_it() -> None:
+    own, flag = ClientPolicy(authority=OWN, sealed_vectors_accepted=False), "sealed_vectors_accepted"
+    for is_offered in (False, True):
+        ClientPolicy(authority=OWN).admit("the offer", ENCLAVE, iter([(flag, is_offered, ""), *enclave(authority=OWN)]))
+    own.admit("the offer", ENCLAVE, iter([(flag, False, "it sees the values"), *enclave(authority=OWN)]))
+    refused(own, ENCLAVE, iter([(flag, True, "it sees the values")]), "it sees the values")
+
+
+def test_a_refusal_names_the_accepted_choices_in_words() -> None:
+    own = ClientPolicy(modes=frozenset({SecurityMode.ACTIVE}))
+    refused(own, PAIRWISE, pairwise(modes=SecurityMode.SEMI_HONEST), "modes is semi_honest, and not active; change")
+
+
 def test_a_looser_value_that_a_protocol_does_not_use_is_accepted() -> None:
     loose = ClientPolicy(
         authority=OWN, maximum_population=1 << 20, minimum_modulus_bits=1, sharings=frozenset(SharingMode)
@@ -116,6 +129,30 @@ def test_equal_members_of_two_enumerations_are_not_the_same() -> None:
     for wrong in ({SharingMode(1)}, frozenset({SharingMode(1)}), frozenset({1}), frozenset[Any](), "DECODED_SUM"):
         with pytest.raises(InvalidParameters, match="forms must be a frozenset of at least one ReleaseForm"):
             ClientPolicy(forms=wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("key", [b"", bytes(32), "k" * 32, (OWN,)])
+def test_a_pinned_authority_must_be_one_public_key(key: object) -> None:
+    with pytest.raises(InvalidParameters, match=r"^authority must be a public key of 32 bytes, not all zeros$"):
+        ClientPolicy(authority=key)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("clients", [1, 1 << 32, 100.0, True])
+def test_a_policy_for_a_number_of_clients_refuses_what_is_no_such_number(clients: Any) -> None:
+    with pytest.raises(InvalidParameters, match="^clients must be"):
+        ClientPolicy.among(clients)
+
+
+def test_a_policy_that_no_cohort_can_meet_is_refused() -> None:
+    with pytest.raises(InvalidParameters, match="maximum_population is 19, below minimum_cohort 20"):
+        ClientPolicy(maximum_population=19, minimum_cohort=20)
+    assert ClientPolicy(maximum_population=20, minimum_cohort=20).minimum_cohort == 20
+
+
+def test_a_certified_key_accepts_the_active_mode_unless_its_owner_chose_another() -> None:
+    assert ClientPolicy().with_keys().modes == {SecurityMode.ACTIVE}
+    trusting = ClientPolicy(modes=frozenset({SecurityMode.SEMI_HONEST}))
+    assert trusting.with_keys().modes == {SecurityMode.SEMI_HONEST}
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -39,7 +39,7 @@ def test_an_update_is_refused_under_another_number_and_another_task(*, is_restar
     if is_restarted:
         ledger = reopened(path)
     for renamed in (replace(FIRST, number=2, model=B), replace(FIRST, task=b"another", number=9, model=B)):
-        with pytest.raises(Misuse) as caught:
+        with pytest.raises(Misuse, match=f"^the ledger in {path} shows that this update") as caught:
             ledger.charge(renamed)
         assert caught.value.reason is Reason.ALREADY_SPENT
     assert (ledger.last(b"a task"), ledger.count(b"a task"), ledger.last(b"another")) == (1, 1, -1)

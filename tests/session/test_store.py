@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,10 +181,32 @@ def test_a_restore_under_an_open_state_is_detected(folder: Path) -> None:
 
 
 def test_a_commit_is_on_disk_before_it_is_announced(folder: Path) -> None:
-    """With DELETE and EXTRA the folder is synced after the journal is removed; a power failure cannot restore it."""
+    """With DELETE and EXTRA the folder is synced after the journal is removed; a power failure cannot restore it.
+
+    Another program that opened the file may have left another mode in it.
+    """
+    with closing(sqlite3.connect(folder / "state.db")) as rows:
+        assert rows.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
     with Store(folder).transaction() as rows:
         assert rows.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert rows.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
+def test_a_refused_state_is_left_without_open_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _owner_changed(folder)
+    plain, opened = os.open, list[int]()
+
+    def seen(*arguments: Any) -> int:
+        opened.append(plain(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", seen)
+    with pytest.raises(InvalidParameters, match="copied, restored"):
+        Store(folder)
+    assert len(opened) == 2
+    for each in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each)
 
 
 def test_a_folder_may_be_renamed(folder: Path) -> None:

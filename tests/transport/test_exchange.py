@@ -13,9 +13,9 @@ from secagg.errors import PeerMisbehaved, Reason, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.session.roles import Participation, Stage
 from secagg.session.run import Limits
-from secagg.transport.exchange import Answer, Exchange, Verdict
+from secagg.transport.exchange import LEFT, Answer, Exchange, Verdict
 
-ONE, TWO = ClientId(1), ClientId(2)
+ONE, TWO, THREE = ClientId(1), ClientId(2), ClientId(3)
 STAGE = Stage(name="a stage", takes_update=False)
 WRONG = PeerMisbehaved("it is wrong", reason=Reason.NOT_CANONICAL, culprits={ONE})
 LATE = UnexpectedMessage(expected="something else", received="this")
@@ -83,6 +83,15 @@ def test_an_answer_that_is_too_long_is_refused_unread(exchange: Exchange) -> Non
     assert exchange.offered(ONE, 0, 1000).answer is Answer.READ
 
 
+def test_the_limit_on_an_answers_length_is_that_of_its_stage(exchange: Exchange) -> None:
+    for longest in (50, None):
+        exchange.open(STAGE, Participation.TOO_FEW, longest)
+        told = f"an answer to stage {exchange.number} has 51 bytes or more; the limit is 50"
+        assert exchange.offered(ONE, exchange.number, 51) == Verdict(Answer.LONG, told)
+        assert exchange.offered(ONE, exchange.number, None).answer is Answer.READ
+        exchange.gave_up(ONE)
+
+
 @pytest.mark.parametrize(("number", "answer"), [(0, Answer.LATE), (2, Answer.WRONG)])
 def test_answers_to_other_stages_are_not_read(exchange: Exchange, number: int, answer: Answer) -> None:
     exchange.open(STAGE, Participation.TOO_FEW)
@@ -126,6 +135,40 @@ def test_who_left_is_out(exchange: Exchange) -> None:
     assert exchange.asked(ONE).answer is Answer.OUT
     assert exchange.offered(ONE, 0, 10).answer is Answer.OUT
     assert exchange.left() == 0
+
+
+def test_who_was_refused_and_then_leaves_is_still_told_why(exchange: Exchange) -> None:
+    exchange.offered(ONE, 0, 10)
+    refused = exchange.settled(ONE, 0, WRONG, Participation.TOO_FEW)
+    exchange.leave(ONE, Participation.TOO_FEW)
+    assert exchange.asked(ONE) == Verdict(Answer.OUT, refused.sentence)
+
+
+def test_who_has_sent_nothing_may_go_and_return_while_the_first_stage_is_open(exchange: Exchange) -> None:
+    for client in (ONE, TWO):
+        exchange.asked(client)
+    assert exchange.present == 2
+    assert exchange.step_away(ONE)
+    assert (exchange.present, exchange.counts) == (1, {"taken": 0, "sending": 0, "out": 1})
+    assert exchange.asked(ONE).answer is Answer.MESSAGE
+    assert (exchange.present, exchange.counts["out"]) == (2, 0)
+    assert exchange.step_away(ONE)
+    exchange.close()
+    assert exchange.clients == {"taken": frozenset(), "sending": frozenset(), "out": {ONE}}
+    assert exchange.asked(ONE) == Verdict(Answer.OUT, LEFT)
+    assert exchange.present == 1
+
+
+def test_who_has_sent_something_or_is_asked_for_more_does_not_step_away(exchange: Exchange) -> None:
+    sent(exchange, TWO)
+    exchange.offered(ONE, 0, 10)
+    exchange.leave(THREE, Participation.TOO_FEW)
+    assert exchange.clients == {"taken": {TWO}, "sending": {ONE}, "out": {THREE}}
+    assert not any(exchange.step_away(client) for client in (ONE, TWO, THREE))
+    exchange.gave_up(ONE)
+    exchange.open(STAGE, Participation.TOO_FEW)
+    assert not exchange.step_away(ONE)
+    assert exchange.asked(ONE).answer is Answer.MESSAGE
 
 
 def test_everybody_is_told_how_it_ended(exchange: Exchange) -> None:
