@@ -265,6 +265,80 @@ def test_an_error_without_a_timeout_names_none() -> None:
         Round(Task(Few()), talk).carried(NODES)
 
 
+@pytest.mark.parametrize(
+    ("answering", "waits", "said"),
+    [
+        ("ab", [60.0], "; 1 did not answer within 60 s: raise the timeout of training"),
+        ("ab", [15.0, 15.0], ""),
+        ("abc", [60.0], ""),
+    ],
+    ids=["all of the time is over", "the session waits no longer", "the last answer came at the last moment"],
+)
+def test_a_timeout_is_named_only_if_somebody_missed_it(
+    answering: str, waits: list[float], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    class Few(Session):
+        def close_stage(self) -> None:
+            raise ThresholdNotMet(needed=4, present=2, what="clients", must="share keys")
+
+    class Timed(Round):
+        def heard(self, seconds: float) -> list[tuple[str, Reply]]:
+            nonlocal now
+            now += waits.pop(0)
+            return super().heard(seconds)
+
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        all_answer(carried, stage, {node: messages[node] for node in answering})
+
+    monkeypatch.setattr("secagg.platforms.server_round.time", SimpleNamespace(monotonic=lambda: now))
+    with pytest.raises(ThresholdNotMet, match=f"share keys, 2 did{said}$"):
+        Timed(Task(Few()), talk).carried(NODES)
+
+
+@pytest.mark.parametrize(
+    ("first", "foreign", "is_advised"), [(KEYS, "abc", True), (KEYS, "ab", False), (UPLOAD, "abc", False)]
+)
+def test_a_round_in_which_everybody_speaks_something_else_ends_with_advice(
+    first: Stage, foreign: str, *, is_advised: bool
+) -> None:
+    """Only in the first stage, and only if it is everybody: then the nodes run another app."""
+
+    class Few(Session):
+        def close_stage(self) -> None:
+            if len(self.stages) == 1:
+                raise ThresholdNotMet(needed=3, present=0, what="clients", must="share keys")
+            super().close_stage()
+
+    class Advising(Round):
+        if_foreign = "start the clients' app"
+
+    def talk(carried: Round, stage: Stage, messages: Mapping[str, bytes]) -> None:
+        for node in messages:
+            is_odd = node in foreign and len(carried.session.stages) == 1
+            carried.says(node, (Left.FOREIGN if is_odd else Left.LEFT) if stage is KEYS else plain())
+
+    task = Task(Few(stages=[KEYS] if first is KEYS else [UPLOAD, KEYS]))
+    with pytest.raises(ThresholdNotMet, match=f"0 did{'; start the clients. app' if is_advised else ''}$"):
+        Advising(cast("Any", task), talk).carried(NODES)
+
+
+def test_a_round_whose_noise_cannot_be_told_has_asked_nobody_and_may_be_repeated() -> None:
+    class Silent(Task):
+        def say_noise(self, session: Session) -> None:
+            raise ConnectionError("the accountant is gone")
+
+    carried = Round(Silent(Session(stages=[UPLOAD])), all_answer)
+    with pytest.raises(ConnectionError):
+        carried.carried(NODES)
+    assert not carried.has_asked
+    assert not carried.sent
+    other = Round(Task(Session(stages=[UPLOAD])), all_answer)
+    other.carried(NODES)
+    assert other.has_asked
+
+
 def test_the_operator_sees_who_speaks_what_and_whom_a_form_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
     def talk(carried: Round, _: Stage, messages: Mapping[str, bytes]) -> None:
         for node in messages:

@@ -209,6 +209,57 @@ def test_a_refused_state_is_left_without_open_files(folder: Path, monkeypatch: p
             os.fstat(each)
 
 
+def test_marks_are_on_disk_before_a_state_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the evidence that a new folder has a database."""
+    sync, synced = os.fsync, list[tuple[str, bytes]]()
+
+    def seen(number: int) -> None:
+        path = Path(f"/proc/self/fd/{number}").readlink()
+        synced.append((path.name, path.read_bytes() if path.is_file() else b""))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    opened = Store(tmp_path / "state")
+    assert synced == [("mark.1", b""), ("mark.0", b"begun\n"), ("state", b"")]
+    synced.clear()
+    opened.reach(b"a", 1, 1)
+    assert synced == [("mark.0", b"begun\n")]
+    opened.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        vars(opened)["_rows"].execute("SELECT 1")
+
+
+def test_reading_a_state_leaves_its_files_as_they_are(folder: Path) -> None:
+    opened = Store(folder)
+    before = {path: path.stat().st_ctime_ns for path in folder.iterdir()}
+    assert opened.newest(b"a", 1) == 3
+    assert {path: path.stat().st_ctime_ns for path in folder.iterdir()} == before
+    opened.close()
+
+
+def test_after_a_rollback_that_failed_nothing_more_is_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise later uploads would belong to the transaction that is still open, and never be committed."""
+    opened = Store(folder)
+    rows = vars(opened)["_rows"]
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(rows, name)
+
+        def execute(self, statement: str, *arguments: Any) -> Any:
+            if statement == "ROLLBACK":
+                raise sqlite3.OperationalError("disk I/O error")
+            return rows.execute(statement, *arguments)
+
+    monkeypatch.setattr(opened, "_rows", Failing())
+    with pytest.raises(OSError, match="disk I/O"), opened.transaction():
+        raise Misuse("this upload is refused")
+    with pytest.raises(OSError, match="disk I/O"):
+        opened.reach(b"a", 1, 4)
+    opened.close()
+    assert reached(folder) == 3
+
+
 def test_a_folder_may_be_renamed(folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
     assert reached(folder.with_name("elsewhere")) == 3
@@ -268,8 +319,11 @@ def test_a_clock_that_was_set_back_is_reported(folder: Path, monkeypatch: pytest
     opened = Store(folder)
     monkeypatch.setattr(store, "_CLOCK_TRIES", 3)
     monkeypatch.setattr(os, "utime", always(None))
+    pauses = list[float]()
+    monkeypatch.setattr(time, "sleep", pauses.append)
     with pytest.raises(InvalidParameters, match="machine's clock"):
         opened.reach(b"a", 1, 4)
+    assert len(pauses) == 3, "a coarse clock needs time to go on"
     opened.close()
 
 
@@ -462,6 +516,17 @@ def test_another_process_waits_for_the_lock_while_a_mark_is_touched(
     for each in (one, other):
         each.close()
     assert reached(folder) == 5
+
+
+def test_waiting_for_the_lock_leaves_the_processor_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Store(folder)
+    other = os.open(folder / "mark.0", os.O_RDWR)
+    assert durable.locked(other)
+    monkeypatch.setattr(store, "_WAIT", 0.2)
+    monkeypatch.setattr(time, "sleep", lambda _: durable.unlock(other))
+    opened.reach(b"a", 1, 4)
+    os.close(other)
+    opened.close()
 
 
 def test_a_forked_process_reopens_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

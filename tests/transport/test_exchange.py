@@ -155,6 +155,7 @@ def test_who_has_sent_nothing_may_go_and_return_while_the_first_stage_is_open(ex
     assert exchange.step_away(ONE)
     exchange.close()
     assert exchange.clients == {"taken": frozenset(), "sending": frozenset(), "out": {ONE}}
+    assert not exchange.away, "a stage does not wait for who can no longer return"
     assert exchange.asked(ONE) == Verdict(Answer.OUT, LEFT)
     assert exchange.present == 1
 
