@@ -114,7 +114,6 @@ class Store(Confined):
         if folder is None:
             _memory().forget()
             return _memory()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A fork never closes its parent's file: that could roll back what the parent is writing.
         place = os.getpid(), folder.resolve()
         with _OPENING:
