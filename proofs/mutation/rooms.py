@@ -224,7 +224,7 @@ ROOMS: Final = (
                 "test_sealed_state.py",
                 "test_store.py",
             ),
-            "tests/adversaries/test_privacy_budgets.py",
+            *_in("tests/adversaries", "test_privacy_budgets.py", "test_standings.py"),
         ),
         (
             *_in("tests/adversaries", "test_one_message_epochs.py", "test_order_and_replays.py"),

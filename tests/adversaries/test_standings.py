@@ -96,6 +96,9 @@ def test_two_standings_with_one_number_are_kept_as_evidence(tmp_path: Path, chan
         takes(one, memory=memory)
         refused("signed both", two, memory=memory)
         refused("signed both", two, memory=memory)
+        # Neither is evidence: a server that replays an old standing, or one that shows the same one again.
+        refused("has seen one of", shown(MADE - 60), memory=memory)
+        takes(one, memory=memory)
     assert seen.evidence[0] == (one, two)
     with store.transaction() as rows:
         kept = rows.execute("SELECT seen, shown FROM contradictions").fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from secagg.session.durable import (
     claim,
     create,
     erase,
+    file_system_of,
     replace,
     replacing,
     require_own_folder,
     sync_folder,
+    unlock,
 )
 from secagg.transport.keeping import ServerStore
 
@@ -189,10 +192,42 @@ def test_a_failed_replacement_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_file_that_cannot_be_synced_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: int) -> None:
-        raise OSError("the disk is lost")
+def lost(*_: object) -> None:
+    raise OSError("the disk is lost")
 
+
+def test_a_replacement_that_cannot_be_renamed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").write_bytes(b"old")
+    monkeypatch.setattr(Path, "replace", lost)
+    with pytest.raises(OSError, match="is lost"):
+        replace(tmp_path / "kept", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"kept": b"old"}
+
+
+def test_an_append_after_a_failed_one_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "grown").open("wb", buffering=0) as file:
+        append_whole(file.fileno(), b"before")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="is lost"):
+            patch.setattr(os, "fsync", lost)
+            append_whole(file.fileno(), b" in vain")
+        append_whole(file.fileno(), b" and after")
+    assert (tmp_path / "grown").read_bytes() == b"before and after"
+
+
+def test_a_released_lock_may_be_taken_by_another(tmp_path: Path) -> None:
+    (tmp_path / "held").touch()
+    with (tmp_path / "held").open() as first, (tmp_path / "held").open() as second:
+        claim(first.fileno(), "somebody has it")
+        unlock(first.fileno())
+        claim(second.fileno(), "somebody has it")
+
+
+def test_only_linux_is_asked_for_the_type_of_a_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert file_system_of(Path("/proc")) == 0
+
+
+def test_a_file_that_cannot_be_synced_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lost)
     with pytest.raises(OSError, match="is lost"):
         create(tmp_path / "made", b"data")

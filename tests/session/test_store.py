@@ -237,6 +237,25 @@ def test_reading_a_state_leaves_its_files_as_they_are(folder: Path) -> None:
     opened.close()
 
 
+def test_what_is_deleted_is_overwritten_whatever_the_systems_default(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = sqlite3.connect
+
+    def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        rows = plain(*arguments, **options)
+        rows.execute("PRAGMA secure_delete = OFF")
+        return rows
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    opened = Store(folder)
+    opened.begin(NAME)
+    assert NAME in (folder / "state.db").read_bytes()
+    opened.end(NAME)
+    assert NAME not in (folder / "state.db").read_bytes()
+    opened.close()
+
+
 def test_after_a_rollback_that_failed_nothing_more_is_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise later uploads would belong to the transaction that is still open, and never be committed."""
     opened = Store(folder)
