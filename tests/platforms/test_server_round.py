@@ -327,6 +327,7 @@ def test_a_round_in_which_everybody_speaks_something_else_ends_with_advice(
 def test_a_round_whose_noise_cannot_be_told_has_asked_nobody_and_may_be_repeated() -> None:
     class Silent(Task):
         def say_noise(self, session: Session) -> None:
+            super().say_noise(session)
             raise ConnectionError("the accountant is gone")
 
     carried = Round(Silent(Session(stages=[UPLOAD])), all_answer)

@@ -17,11 +17,14 @@ from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, Reaso
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
     GRANT_BYTES,
+    HOUR,
     IDENTITY_KEY_BYTES,
+    MOST_REVOKED,
     SIGNATURE_BYTES,
     Authority,
     Certificate,
     SigningKey,
+    Standing,
     VerifiedIdentity,
     issue_certificate,
 )
@@ -174,6 +177,22 @@ def test_a_certificate_requires_the_right_types(fields: tuple[Any, Any, Any]) ->
 def test_a_certificate_requires_parts_of_the_right_size(key: int, grant: int) -> None:
     with pytest.raises(InvalidParameters, match="72"):
         Certificate(ANN, bytes(key), bytes(grant))
+
+
+def test_a_standing_lists_a_limited_number_of_revoked_keys_in_order() -> None:
+    assert len(Standing(revoked=tuple(range(MOST_REVOKED))).revoked) == MOST_REVOKED
+    for wrong in (tuple(range(MOST_REVOKED + 1)), (2, 1), (1, 1)):
+        with pytest.raises(InvalidParameters, match=f"at most {MOST_REVOKED} revoked numbers, in increasing order"):
+            Standing(revoked=wrong)
+
+
+def test_a_certificate_is_valid_until_it_is_revoked_or_expires() -> None:
+    certificate = issue_certificate(AUTHORITY, ANN, ANNS_KEY.public_key, number=3, until=10)
+    Standing(number=10 * HOUR - 1, revoked=(2, 4)).require_valid(certificate)
+    for standing in (Standing(number=1, revoked=(2, 3)), Standing(number=10 * HOUR)):
+        with pytest.raises(AuthenticationFailed) as caught:
+            standing.require_valid(certificate, culprits={ANN})
+        assert caught.value.culprits == {ANN}
 
 
 # --- The private key --------------------------------------------------------------------------------------------------

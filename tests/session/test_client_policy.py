@@ -139,7 +139,7 @@ def test_a_pinned_authority_must_be_one_public_key(key: object) -> None:
 
 @pytest.mark.parametrize("clients", [1, 1 << 32, 100.0, True])
 def test_a_policy_for_a_number_of_clients_refuses_what_is_no_such_number(clients: Any) -> None:
-    with pytest.raises(InvalidParameters, match="^clients must be"):
+    with pytest.raises(InvalidParameters, match=r"^clients must be"):
         ClientPolicy.among(clients)
 
 

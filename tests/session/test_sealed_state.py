@@ -12,8 +12,10 @@ import pytest
 
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import Misuse
+from secagg.errors import InvalidParameters, Misuse
+from secagg.session import durable
 from secagg.session.sealed_state import DIRECTORY_VARIABLE, OpenState, StateDirectory
+from tests.harness.planted import always
 from tests.harness.secrets_held import left_over, secrets_from_now
 
 
@@ -135,6 +137,13 @@ def test_stale_files_are_swept_once_an_hour(states: StateDirectory) -> None:
 def make_old(path: Path, days: int) -> None:
     then = time.time() - days * 24 * 3600
     os.utime(path, (then, then))
+
+
+def test_keys_on_layers_that_can_be_mounted_twice_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mounts would open one state twice."""
+    monkeypatch.setattr(durable, "file_system_of", always(0x794C7630))
+    with pytest.raises(InvalidParameters, match=f"overlayfs.* in {DIRECTORY_VARIABLE}"):
+        StateDirectory(tmp_path / "states", coins=SystemCoins())
 
 
 def test_the_environment_can_name_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def test_what_is_deleted_is_overwritten_whatever_the_systems_default(
     plain = sqlite3.connect
 
     def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        rows = plain(*arguments, **options)
+        rows: sqlite3.Connection = plain(*arguments, **options)
         rows.execute("PRAGMA secure_delete = OFF")
         return rows
 
