@@ -1,7 +1,7 @@
-"""Every message of every protocol: one encoding, whatever byte is flipped and whatever length is changed.
+"""Every message of every protocol has one encoding, whatever byte is flipped or length is changed.
 
-Messages come out of whole sessions of each protocol, in the place in which they were read; what no session sends has an
-example here. A kind of message that is declared and neither sent nor an example is a fault.
+Messages are recorded in whole sessions of each protocol, with the place in which they were read; kinds that no session
+sends have an example here. A declared kind that is neither sent nor an example is a fault.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from tests.harness.session_worlds import SETTINGS, candidate_of
 HEADER: Final = 7
 """Bytes before the fields: magic, version and kind."""
 FLIPS: Final = 600
-"""The most bytes of one message that are flipped; of a longer one every second, third, ..."""
+"""Maximum number of flipped bytes per message; in a longer one every second, third, ... byte is flipped."""
 EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ClientRecord(task=b"a task", newest_epoch=3, next_round=9, models=(b"m" * 32,) * 2, upload=b"an upload"),
     OneHotCommitment(server=ServerId(1), statement=b"s" * 32, digest=b"d" * 32),
@@ -90,7 +90,7 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
         edges={3: b"an edge"},
     ),
 )
-"""Messages that are kept or given away, and never sent in a session."""
+"""Messages that are stored or passed on, but never sent in a session."""
 ENCODED: Final[tuple[Any, ...]] = (
     Aggregate,
     Configuration,
@@ -99,21 +99,21 @@ ENCODED: Final[tuple[Any, ...]] = (
     OneHotProof,
     Payload,
 )
-"""What has a decoder of its own."""
+"""Messages with their own decoder."""
 IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof)
-"""What is encoded for the shape or the configuration that it was read in."""
+"""Messages that are encoded for the shape or configuration in which they were read."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A message as it was sent, and how its receiver reads it."""
+    """A message as sent, and its receiver's decoder."""
 
     encoded: bytes
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], bytes]
 
     def altered(self) -> Iterator[bytes]:
-        """Yield it with one byte flipped, at each place and in turn by each bit."""
+        """Yield it with one flipped bit at each place, with the bits in turn."""
         for place in range(0, len(self.encoded), 1 + len(self.encoded) // FLIPS):
             altered = bytearray(self.encoded)
             altered[place] ^= 1 << place % 8
@@ -121,7 +121,7 @@ class Case:
 
 
 _ROOMS: Final = ("secagg.protocols.", "secagg.session.")
-"""What declares messages of protocols; the transport and the command line test their own."""
+"""Modules that declare messages of protocols; the transport and the command line test their own."""
 
 
 def declared() -> dict[str, type[MessageIn[Any]]]:
@@ -138,7 +138,7 @@ def declared() -> dict[str, type[MessageIn[Any]]]:
 
 
 def name_of(kind: type[MessageIn[Any]]) -> str:
-    """Return where a kind of message is declared; a class with slots is made twice, under one name."""
+    """Return where a kind of message is declared; a class with slots is created twice, under one name."""
     return f"{kind.__module__.removeprefix('secagg.').removeprefix('protocols.')}: {kind.__name__}"
 
 
@@ -156,7 +156,7 @@ NAMES: Final = (
 
 
 class Heard:
-    """Messages by name, as whole sessions read them; two of each, of different lengths where there are such."""
+    """Messages by name, as read by whole sessions; two of each, of different lengths if possible."""
 
     def __init__(self) -> None:
         self.cases = defaultdict[str, dict[int, Case]](dict)
@@ -170,7 +170,7 @@ class Heard:
         return list(self.cases[name].values())
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
-        """Note down whatever is decoded from now on."""
+        """Record everything that is decoded from now on."""
         decode: Any = MessageIn.__dict__["decode"]
 
         def placed(kind: type[MessageIn[Any]], message: bytes, place: object) -> Any:
@@ -233,7 +233,7 @@ def heard() -> Heard:
         found.listen(patch)
         for one in EXAMPLES:
             type(one).decode(one.encode(), None)
-        # Of a complaint, which takes a dealer that lies, the length follows from a roster.
+        # The length of a complaint, which needs a lying dealer, follows from a roster.
         session = InsecurePairwiseSession()
         session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
         roster = session.server.roster
@@ -257,7 +257,7 @@ def heard() -> Heard:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_has_one_encoding(name: str, heard: Heard) -> None:
-    """And a flipped byte makes it another message, or none."""
+    """A flipped byte makes it another message, or an invalid one."""
     assert heard.of(name), "neither a session nor EXAMPLES has it"
     for case in heard.of(name):
         assert case.encode(case.decode(case.encoded)) == case.encoded

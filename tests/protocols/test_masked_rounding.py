@@ -2,9 +2,9 @@
 
 | attack or slip | test |
 |---|---|
-| an upload altered on the way, by a whole step | `test_an_altered_rounded_value_is_noticed` |
+| an upload altered in transit by a whole step | `test_an_altered_rounded_value_is_noticed` |
 | rounding before masking, whose error follows the values | `test_the_error_does_not_depend_on_the_values` |
-| a bias that is not taken off, or twice | `test_a_sum_has_no_bias` |
+| a bias that is not subtracted, or subtracted twice | `test_a_sum_has_no_bias` |
 | a ring without room for rounding errors | `test_sums_at_the_capacity_do_not_wrap` |
 | a protocol that does not round takes fine bits | `test_a_protocol_that_does_not_round_refuses_fine_bits` |
 """
@@ -49,7 +49,7 @@ SETTINGS: Final[dict[str, tuple[str, Any]]] = {
     "one message": ("one-message", OneMessageOptions(capacity=CLIENTS)),
     "one message, certified": ("one-message", OneMessageOptions(capacity=CLIENTS)),
 }
-"""Of every protocol that masks: its name and settings."""
+"""Name and settings of every protocol that masks."""
 
 Wire = Callable[[ClientId, bytes], bytes]
 
@@ -88,7 +88,7 @@ class Session:
 
 
 class _Wired:
-    """A client whose messages pass through other hands."""
+    """A client whose messages pass through an attacker."""
 
     def __init__(self, session: Any, wire: Wire) -> None:
         self._session, self._wire = session, wire
@@ -115,7 +115,7 @@ def payload_of(layout: Layout, fine_steps: int) -> Payload:
 
 
 def errors_of(released: Released, payloads: Mapping[ClientId, Payload]) -> npt.NDArray[np.int64]:
-    """Return how far the sum is from the exact one, in fine steps; segments without fine bits are exact."""
+    """Return the error of the sum in fine steps; segments without fine bits are exact."""
     layout = released.aggregate.layout
     due = ideal_aggregate(layout, [*payloads.values()])
     assert released.counted == frozenset(payloads)
@@ -131,7 +131,7 @@ def require_dither(errors: npt.NDArray[np.int64], roundings: int, step: int, tol
 
 
 def require_no_bias(errors: npt.NDArray[np.int64], roundings: int, step: int) -> None:
-    """Demand a mean of zero; half a fine step for each rounding would lie far outside."""
+    """Require a mean of zero; half a fine step for each rounding would be far outside."""
     allowed = 6 * step * (roundings / 12 / errors.size) ** 0.5
     assert allowed < roundings / 4
     assert abs(errors.mean()) < allowed
@@ -139,7 +139,7 @@ def require_no_bias(errors: npt.NDArray[np.int64], roundings: int, step: int) ->
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "one message" not in name])
 def test_a_sum_has_no_bias(name: str) -> None:
-    """With four fine steps to a step, what each rounding adds on average is an eighth of a step."""
+    """With four fine steps per step, each rounding adds an eighth of a step on average."""
     layout = layout_of(fine_bits=2)
     payloads = {client: payload_of(layout, number) for number, client in enumerate(clients_of())}
     require_no_bias(errors_of(Session(name, layout, 1 << 7).run(payloads), payloads), CLIENTS, 4)
@@ -147,7 +147,7 @@ def test_a_sum_has_no_bias(name: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_error_does_not_depend_on_the_values(name: str) -> None:
-    """Values a quarter of a step above a whole one are where rounding before masking always errs to one side."""
+    """For values a quarter of a step above a whole one, rounding before masking always errs to one side."""
     layout = layout_of()
     for fine_steps in (-64, 0, 64, 127):
         payloads = {client: payload_of(layout, fine_steps) for client in clients_of()}
@@ -184,7 +184,7 @@ def test_sums_at_the_capacity_do_not_wrap(name: str, sign: int) -> None:
 
 
 def test_an_altered_rounded_value_is_noticed() -> None:
-    """The check words are of what is sent less the mask; one step more in one value, and they disagree."""
+    """The check words cover the sent values minus the mask; one more step in one value, and they disagree."""
     layout, victim = layout_of(64), clients_of()[2]
     payloads = {client: payload_of(layout, 3) for client in clients_of()}
 
@@ -214,7 +214,7 @@ def test_the_bias_of_a_buffer_is_that_of_its_uploads_whatever_their_age() -> Non
 
 
 def test_noise_of_an_enclave_is_of_fine_steps() -> None:
-    """What a host sees follows from the sum of fine steps, so noise is added to those, and rounding protects nobody."""
+    """A host's view follows from the sum of fine steps, so noise is added to those; rounding gives no privacy."""
     setup = EnclaveSetup(
         layout=Layout((RingSegment(16, SIZE, 8),)), noise_multiplier=Fraction(4), l2_bounds=(512,), population=6
     )
@@ -238,7 +238,7 @@ def test_a_protocol_that_does_not_round_refuses_fine_bits(name: str) -> None:
         entry.require_segments(layout)
     subject = Subject(task=b"t", round_number=1, layout=layout, capacity=16, model_digest=MODEL)
     world = entry.simulate(entry.settings(), coins=SystemCoins(), clock=lambda: datetime.now(UTC))
-    # A session that is opened without asking first is refused by its configuration.
+    # A session opened without a prior check is refused by its configuration.
     with closing(world), pytest.raises(InvalidParameters, match="choose a scheme without fine bits"):
         world.open(subject, frozenset(clients_of()))
 

@@ -1,4 +1,4 @@
-"""Policies of clients and of a second server hold values that can be compared: NaN passes no comparison."""
+"""Policies of clients and of a second server must have comparable values: NaN passes no comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sum of LightSecAgg is said to cost, against one that runs."""
+"""The declared costs of a LightSecAgg sum, compared with a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightSecAgg: exact sums with dropouts at every stage, what T pieces tell, and what a server that lies learns."""
+"""LightSecAgg: exact sums with dropouts at every stage, what T pieces reveal, and what a malicious server learns."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def clients_of(configuration: Configuration) -> dict[ClientId, Client]:
 
 
 def stages(number: int, configuration: Configuration = USUAL) -> tuple[Server, dict[ClientId, Client]]:
-    """Return a server that awaits the answers of a stage, and its clients."""
+    """Return a server that awaits a stage's answers, and its clients."""
     server, clients = Server(configuration, None), clients_of(configuration)
     reach(server, clients, number)
     return server, clients
@@ -115,7 +115,7 @@ def test_sums_are_exact_whoever_drops_out(stage: State, suite: Suite) -> None:
 @pytest.mark.parametrize("bits", [5, 20, 31, 40, 64])
 @pytest.mark.parametrize("population", [3, 9, 1000])
 def test_sums_of_limbs_tell_no_more_than_the_sum(bits: int, population: int) -> None:
-    """How many clients have a value below zero was seen in the sum of the highest limb."""
+    """Regression: the sum of the highest limb revealed how many clients have a negative value."""
     configuration = replace(USUAL, layout=Layout((RingSegment(bits, 1),)), population=population, target=3, privacy=1)
     (segment,), reach = configuration.layout.require_rings(), 1 << min(bits - 3, configuration.limb_bits - 3)
     seen = set[bytes]()
@@ -167,7 +167,7 @@ def test_drawn_elements_are_below_the_modulus(count: int) -> None:
 
 
 class WatchedCoins:
-    """Coins that keep what they handed out."""
+    """Coins that keep their returned buffers."""
 
     def __init__(self) -> None:
         self.handed_out = list[bytearray]()
@@ -185,7 +185,7 @@ def test_coins_are_overwritten() -> None:
 
 
 class AllOnes:
-    """Coins whose every word is the modulus."""
+    """Coins in which every word is the modulus."""
 
     def draw(self, count: int) -> bytearray:
         return bytearray(b"\xff" * count)
@@ -247,7 +247,7 @@ def test_an_offer_is_about_the_clients_own_subject() -> None:
 
 
 def refuses(number: int, message: bytes, kind: type[PeerError], sentence: str = "") -> None:
-    """Hand the first client what it refuses as the answer to a stage; it leaves, and holds nothing."""
+    """Send the first client a message that it refuses; it leaves, and holds nothing."""
     _, clients = stages(number)
     first = clients[ids(USUAL)[0]]
     with pytest.raises(kind, match=sentence):
@@ -300,7 +300,7 @@ def test_a_key_that_nobody_can_seal_to_names_its_client_and_the_way() -> None:
 
 
 def delivered() -> tuple[dict[ClientId, Client], dict[ClientId, dict[ClientId, bytes]]]:
-    """Return clients that await pieces, and those that the server has for each."""
+    """Return clients that await pieces, and the server's pieces for each."""
     server, clients = stages(2)
     messages = {name: server.message_to(name) or b"" for name in clients}
     kind = MessageKind.LIGHT_SECAGG_DELIVERY
@@ -335,7 +335,7 @@ def test_a_delivery_has_the_clients_own_piece_and_as_many_as_must_stay_all_of_th
 
 
 def test_a_piece_that_is_no_vector_names_who_sealed_it_and_the_way() -> None:
-    """The server relays it unopened, and so is not named alone."""
+    """The server relays it unopened, so it is not the only named party."""
     clients, pieces = delivered()
     name, liar = ids(USUAL)[:2]
     held = held_by(clients[name])
@@ -469,7 +469,7 @@ def test_a_server_that_ends_forgets_what_clients_sent() -> None:
 
 
 def test_a_server_that_lies_learns_an_input() -> None:
-    """What is not claimed: two sets for two halves of the clients, and the difference is one mask."""
+    """Out of scope: with two sets for two halves of the clients, the difference is one mask."""
     configuration = replace(USUAL, population=8, privacy=1, target=3)
     _, clients = stages(3, configuration)
     names, victim = ids(configuration), ids(configuration)[0]
@@ -513,7 +513,7 @@ def test_clients_that_do_not_count_once_each_have_no_sum(more: int) -> None:
 
 
 def test_an_update_that_does_not_fit_is_one_of_zeros() -> None:
-    """After it was taken nothing refuses, and the server learns nothing of it."""
+    """After acceptance nothing is refused, and the server learns nothing from it."""
     name = ids(USUAL)[0]
     server, clients = Server(USUAL, None), clients_of(USUAL)
     payload = payload_of(replace(USUAL, layout=Layout((RingSegment(20, 12),))), name)

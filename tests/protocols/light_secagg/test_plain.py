@@ -1,4 +1,4 @@
-"""The plain implementation makes the library's bytes, message by message, and opens the same sum."""
+"""The plain implementation produces the library's bytes, message by message, and opens the same sum."""
 
 from __future__ import annotations
 

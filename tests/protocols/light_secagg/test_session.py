@@ -1,4 +1,4 @@
-"""LightSecAgg as a session: who may leave where, what a client insists on, and what it sends."""
+"""LightSecAgg as a session: tolerated dropouts, clients' policy, and their messages."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_places_are_given_to_the_first_who_come() -> None:
 
 @pytest.mark.parametrize("stages", range(4))
 def test_nothing_of_one_attempt_is_taken_in_another_of_the_same_round(stages: int) -> None:
-    """Masked inputs of two attempts have different masks; one that came in would spoil the sum unnoticed."""
+    """Masked inputs of two attempts have different masks; an accepted one would spoil the sum unnoticed."""
     first, second = opened(), opened()
     one, other = joined(), joined()
     reach(first, one, stages)
@@ -187,7 +187,7 @@ def test_nothing_of_one_attempt_is_taken_in_another_of_the_same_round(stages: in
 
 
 def test_a_model_has_its_attempts() -> None:
-    """Two sums that differ in one client give that client away, whatever number the second one has."""
+    """Two sums that differ in one client would reveal that client, whatever number the second one has."""
     ledger, client = SpentUpdates(attempts=1), CLIENTS[0]
     for subject in (SUBJECT, replace(SUBJECT, round_number=4)):
         session, clients = (

@@ -1,4 +1,4 @@
-"""The vectors, replayed through the library's parties, and computed again by the plain implementation."""
+"""The vectors, replayed by the library's parties, and recomputed by the plain implementation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def drawer(name: str) -> plain.Draw:
 
 
 def server_before(stage: str) -> Server:
-    """Return the server that awaits the answers of a stage."""
+    """Return the server that awaits a stage's answers."""
     server = Play(SUM).server
     for _, answers, _ in STAGES:
         if answers == stage:
@@ -90,7 +90,7 @@ def test_one_change_ends_in_its_reason_and_changes_nothing(name: str) -> None:
     else:
         own = case["party"].partition("/")[2]
         for takes_altered in (True, False):
-            # One that refuses leaves; another one has the same coins, and goes on.
+            # A client that refuses leaves; another one with the same coins continues.
             play = Play(SUM)
             client = play.client(own)
             client.answer(play.configuration.encode())
@@ -101,7 +101,7 @@ def test_one_change_ends_in_its_reason_and_changes_nothing(name: str) -> None:
                     reason = refused.value.reason
                     break
                 answer = client.answer(MESSAGES.get(asked) or MESSAGES[f"{asked}/{own}"])
-                # What HPKE draws is new in each run.
+                # HPKE's draws are new in each run.
                 assert answers == "pieces" or answer == MESSAGES[f"{answers}/{own}"]
     assert reason is Reason(case["expect"])
 

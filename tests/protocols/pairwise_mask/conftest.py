@@ -1,4 +1,4 @@
-"""The second implementation, which no test imports by name."""
+"""The second implementation, which tests cannot import by name."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 
 
 def load(package: str, folder: Path, module: str) -> Iterator[ModuleType]:
-    """Import a module of a folder that is no package, under a name for as long as tests use it."""
+    """Import a module from a folder that is not a package, under a temporary name."""
     spec = ModuleSpec(package, None, is_package=True)
     spec.submodule_search_locations = [str(folder)]
     sys.modules[package] = module_from_spec(spec)

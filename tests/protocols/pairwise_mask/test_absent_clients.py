@@ -1,4 +1,4 @@
-"""How many absent clients a small session stands: what a plan says, what the README says, and what a session does."""
+"""The number of absent clients that a small session tolerates: by the plan, by the README, and in a session."""
 
 from __future__ import annotations
 

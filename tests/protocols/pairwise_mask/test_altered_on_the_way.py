@@ -1,8 +1,8 @@
-"""Everybody is honest and the network is not: what it alters is refused or changes nothing, and no client is blamed.
+"""All parties are honest, but not the network: its changes are refused or have no effect, and blame no client.
 
-In active mode a signature covers whatever a client sends, so the network need not be trusted with anything but to
-deliver. In ``semi_honest`` mode the transport has to authenticate both ends and what passes between them; without that
-a flipped bit is noticed by the check words, and a change that is made with care is not. The last test shows it.
+In active mode signatures cover all of a client's messages, so the network is only trusted to deliver. In
+``semi_honest`` mode the transport has to authenticate both ends and their messages; without that the check words detect
+a flipped bit, but not a careful change. The last test shows it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLIPS = {
     Suite.CLASSIC: ((0.0, 0), (0.5, 3), (0.97, 7)),
     Suite.HYBRID: ((0.2, 7), (0.8, 0), (1.0, 6)),
 }
-"""How far behind the header, and which bit."""
+"""Offset after the header, and the bit."""
 CASES = [
     pytest.param(mode, suite, kind, id=f"{mode}-{suite.name}-{kind.name}")
     for mode in SecurityMode
@@ -57,7 +57,7 @@ def setup_of(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
 
 
 def session_altered(setup: SessionSetup, kind: MessageKind, alter: Alter) -> tuple[InsecurePairwiseSession, ClientId]:
-    """Return a session in which one client's messages of a kind, sent or received, are altered on the way."""
+    """Return a session in which one client's messages of a kind, sent or received, are altered in transit."""
     victim = setup.client_ids[2]
 
     def adversary(delivery: Delivery) -> Iterable[Delivery]:
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing_and_blames_no_client_alone(
             assert not error.culprits or ServerId() in error.culprits
         else:
             (contributors,) = session.server.revealed
-            # Its sender, or in the hybrid suite without signatures one that was sent an altered seed.
+            # Its sender, or in the hybrid suite without signatures a receiver of an altered seed.
             assert len(contributors) >= len(session.client_ids) - 1
             assert same_sum(total, session.sum_of(contributors))
         for told in blamed(session):
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing_and_blames_no_client_alone(
 
 
 def add_a_thousand(made: list[InsecurePairwiseSession]) -> Alter:
-    """Return what adds 1000 to the first coordinate of an upload, and to its check words what follows from that."""
+    """Return a change that adds 1000 to the first coordinate of an upload, and adjusts its check words."""
 
     def alter(message: bytes) -> bytes:
         (session,) = made
@@ -129,7 +129,7 @@ def add_a_thousand(made: list[InsecurePairwiseSession]) -> Alter:
         for values in payload.values:
             values[:] = 0
         payload.values[0][0] = 1000
-        # The check words are linear, under a key that everybody knows.
+        # The check words are linear, under a public key.
         change = MaskedVector.of_input(roster.configuration, roster.context, payload)
         change.vectors[-1][:] = 0  # the count, and its check words
         for segment, whole, part in zip(roster.configuration.segments, vector.vectors, change.vectors, strict=True):
@@ -149,7 +149,7 @@ def test_whoever_adds_to_an_upload_on_the_way_is_refused_in_active_mode(suite: S
     made.append(session)
     others = [client for client in session.client_ids if client != victim]
     expected = session.sum_of(others[1:])
-    session.drop(others[0])  # its payload is what the adversary computes with
+    session.drop(others[0])  # the adversary computes with its payload
     total = session.finish()
     assert same_sum(total, expected)
     ((sender, error),) = session.refusals
@@ -168,7 +168,7 @@ def test_the_server_keeps_evidence_of_what_each_client_uploaded() -> None:
 
 
 def test_semi_honest_mode_depends_on_the_transport_for_what_is_uploaded() -> None:
-    """Nobody signs there: a change with matching check words is released, so the transport has to authenticate."""
+    """Without signatures a change with matching check words is released, so the transport has to authenticate."""
     made = list[InsecurePairwiseSession]()
     session, victim = session_altered(
         setup_of(SecurityMode.SEMI_HONEST), MessageKind.MASKED_INPUT, add_a_thousand(made)

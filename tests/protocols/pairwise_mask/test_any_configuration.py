@@ -1,4 +1,4 @@
-"""Configured means released: what ``plan_session`` accepts gives the right sum, and what cannot is refused there."""
+"""Every configuration that ``plan_session`` accepts gives the right sum; the others are refused there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_STREAMS = 1 << 16
 
 @st.composite
 def setups(draw: st.DrawFn) -> SessionSetup:
-    """Draw what a session may be like; not every one is safe, and the plan says so."""
+    """Draw a session's parameters; the plan refuses unsafe ones."""
     population = draw(st.integers(2, 12))
     return SessionSetup(
         population=population,
@@ -53,7 +53,7 @@ def test_what_is_configured_is_released(setup: SessionSetup) -> None:
     except InvalidParameters:
         assume(False)  # noqa: FBT003 -- refused where it is configured
         raise
-    # As many drop out as the plan is for, wherever it hurts: late ones first, the others after they shared.
+    # The planned number drops out at the worst points: late ones first, the others after they shared.
     late, gone = setup.client_ids[: setup.late], setup.client_ids[setup.late : setup.late + setup.dropped]
     session.drop(*late)
     session.reach(ServerState.AWAITING_MASKED_INPUTS)

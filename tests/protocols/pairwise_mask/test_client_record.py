@@ -1,4 +1,4 @@
-"""A client that is put aside after every message, and made again from its snapshot before the next."""
+"""A client that is suspended after every message, and restored from its snapshot before the next."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOTH_MODES = pytest.mark.parametrize("mode", SecurityMode)
 
 
 class PutAside:
-    """Holds a client in bytes alone, between two messages."""
+    """Holds a client only as bytes between two messages."""
 
     def __init__(self, session: InsecurePairwiseSession, client: ClientId, latch: Latch | None = None) -> None:
         self.client = client
@@ -170,7 +170,7 @@ def test_a_client_that_leaves_remembers_nothing() -> None:
 
 
 def test_what_a_client_drew_is_overwritten_when_it_is_put_aside() -> None:
-    """The record has it; whoever reads this memory later has nothing."""
+    """The record has it; an attacker who reads this memory later finds nothing."""
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
@@ -209,7 +209,7 @@ def test_a_snapshot_is_overwritten_when_a_client_is_made_of_it_and_a_client_is_n
 def test_policies_are_compared_again_when_a_client_is_made_of_its_snapshot(
     floor: str, sentence: str, state: ServerState
 ) -> None:
-    """Before the upload, and when its neighbours' shares are all that it still holds."""
+    """Before the upload, and when it only holds its neighbours' shares."""
     session = session_of(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     session.reach(state)
     held = vars(session)["clients"][session.client_ids[0]]
@@ -264,7 +264,7 @@ def latches(folder: Path) -> list[Latch]:
 def test_of_two_restores_of_one_record_the_second_is_refused_before_it_answers(
     mode: SecurityMode, which: int, tmp_path: Path
 ) -> None:
-    """Two clients of one record would show both shares of a neighbour, each for another set of contributors."""
+    """Two clients from one record could reveal both shares of a neighbour, for different sets of contributors."""
     session = InsecurePairwiseSession(SessionSetup(mode=mode))
     asked = session.client_ids[0]
     held = PutAside(session, asked, latch=latches(tmp_path)[which])
@@ -360,7 +360,7 @@ def test_a_latch_that_fails_hides_no_peers_error(caplog: pytest.LogCaptureFixtur
 
 
 def test_an_offer_that_is_refused_leaves_no_coins_behind() -> None:
-    """Those of the next offer would otherwise be replayed behind them."""
+    """Otherwise those of the next offer would be replayed after them."""
     session = InsecurePairwiseSession(SessionSetup(mode=SecurityMode.SEMI_HONEST))
     client = PutAside(session, session.client_ids[0]).live
     assert client is not None
@@ -445,7 +445,7 @@ def test_where_a_record_is_put_together_nothing_of_it_is_left(monkeypatch: pytes
 
 
 def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> None:
-    """Its keys would be others than those that it advertised."""
+    """Its keys would differ from the advertised ones."""
     coins = RecordedCoins(InsecureSeededCoins(b""))
     coins.replay([Secret("coins", bytes(32))])
     with pytest.raises(InternalError, match="coins of other lengths than before"):

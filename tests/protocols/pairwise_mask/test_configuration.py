@@ -1,4 +1,4 @@
-"""What a session agrees on: one encoding, a digest of all of it, and plans that every client can accept."""
+"""A session's configuration: a unique encoding, a digest of all of it, and plans that every client can accept."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ def test_a_plan_for_less_than_nobody_is_refused_by_name(name: str) -> None:
 
 
 def test_a_plan_whose_late_clients_leave_too_few_for_a_certificate_is_refused() -> None:
-    """The quorum is planned for everybody who is invited."""
+    """The quorum is planned for all invited clients."""
     with pytest.raises(InvalidParameters, match="cannot form a committee of 30 with a quorum of 33"):
         some_plan(population=60, corrupted=4, dropped=1, late=30)
 

@@ -1,4 +1,4 @@
-"""The graph against its definition written a second time, the uniformity of what is drawn, and everything refused."""
+"""The graph compared with a second implementation, the uniformity of its draws, and all refusals."""
 
 import hashlib
 from collections.abc import Iterator

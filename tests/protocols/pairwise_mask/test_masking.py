@@ -1,4 +1,4 @@
-"""Vectors of a session against plain integers: framing, check words, and masks that cancel."""
+"""Vectors of a session compared with plain integers: framing, check words, and masks that cancel."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_words_of_another_session_do_not_fit() -> None:
 
 
 def test_check_words_over_a_vector_longer_than_one_piece() -> None:
-    """A segment of the stream holds 2^20 elements of 8 bits; the words go on across its end."""
+    """A segment of the stream has 2^20 elements of 8 bits; the words continue across its end."""
     layout = Layout((RingSegment(8, (1 << 20) + 5),))
     configuration = configuration_of(layout)
     values = np.zeros((1 << 20) + 5, dtype=np.uint8)
@@ -167,7 +167,7 @@ def test_pairwise_masks_cancel_in_the_sum(layout: Layout, population: int, data:
 
 
 def test_every_segment_has_a_part_of_the_stream_to_itself() -> None:
-    """Equal segments with equal inputs are not masked alike, or their difference would show the inputs'."""
+    """Equal segments with equal inputs have different masks, or their difference would reveal the inputs'."""
     configuration = configuration_of(Layout((RingSegment(32, 30), RingSegment(32, 30))))
     masked = MaskedVector(configuration)
     masked.apply([key(1)], [])
@@ -217,7 +217,7 @@ def test_what_does_not_unpack_is_not_added() -> None:
         (packed[:-1], Reason.TRUNCATED),
         (b"", Reason.TRUNCATED),
         (packed + b"\x00", Reason.TRAILING_BYTES),
-        # A bit that fills the last byte of the second segment, which comes after a good first one.
+        # A padding bit of the second segment's last byte, after a valid first segment.
         (packed[: 2 * size - 1] + bytes([packed[2 * size - 1] | 0x80]) + packed[2 * size :], Reason.NOT_CANONICAL),
     ):
         with pytest.raises(MalformedMessage) as caught:

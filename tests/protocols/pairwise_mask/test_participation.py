@@ -1,4 +1,4 @@
-"""A server between two messages: whom it awaits, whether closing can succeed, and what it says when it cannot."""
+"""A server between two messages: the clients it awaits, whether closing can succeed, and its errors otherwise."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_counting_says_what_looking_says(data: st.DataObject) -> None:
         around = answered if due is None else set(due)
         is_covered = all(len(answered.intersection(graph.neighbours(one))) >= threshold for one in around)
         if topology is Topology.FULL and due != ():
-            # In a full graph a number is enough: who shows shares also has shares shown.
+            # In a full graph a number is enough: the clients that reveal shares also have their shares revealed.
             is_covered = len(answered) > threshold
         is_enough = len(answered) >= needed and is_covered
         assert opened.is_enough == is_enough
@@ -248,7 +248,7 @@ def full_graph(population: int) -> Graph:
 
 
 def test_signatures_are_counted_against_the_quorum_and_answers_of_the_last_round_against_nothing() -> None:
-    """The cohort is that of contributors; whether the shares are enough is seen when they are put together."""
+    """The cohort counts contributors; whether the shares suffice is checked at reconstruction."""
     session = session_of(7)
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
     advertising(session, 5)

@@ -1,4 +1,4 @@
-"""A client's policy: an offer exactly at a floor is admitted, and one step below it is refused by name."""
+"""A client's policy: an offer exactly at a limit is accepted, and one step below is refused by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AT_THE_FLOOR = replace(
     quorum=300,
 )
 
-# Each row: what is offered, one step below the floor, and the value and the floor that the message must name.
+# Each row: the offer, one step below the limit, and the value and limit that the error must name.
 BELOW: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ({"suite": Suite.HYBRID}, ("mlkem768x25519-aes256", "x25519-aes128")),
     ({"mode": SecurityMode.SEMI_HONEST, "quorum": 0, "authority": bytes(32)}, ("semi_honest", "active")),
@@ -51,7 +51,7 @@ BELOW: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ({"degree": 82}, ("82", "80")),
 ]
 
-# Each row: a floor, a value that makes no floor, and one step inside, which does.
+# Each row: a limit, an invalid value for it, and a valid value one step inside.
 NO_FLOORS = [
     ("minimum_cohort", 1, 2),
     ("minimum_threshold", 1, 2),
@@ -94,7 +94,7 @@ def test_a_floor_that_is_no_integer_is_refused(floor: str) -> None:
 
 @pytest.mark.parametrize("members", ["mlkem768x25519-aes256", frozenset({"x25519-aes128"}), {Suite.CLASSIC}])
 def test_suites_that_are_no_set_of_suites_are_refused(members: object) -> None:
-    # In a string, every part of it would be found.
+    # In a string, every substring would be found.
     with pytest.raises(InvalidParameters, match="suites must be a frozenset"):
         policy(suites=members)
 
@@ -114,7 +114,7 @@ def test_policies_that_accept_nothing_are_refused(floor: str) -> None:
 
 
 def test_a_population_for_a_sparse_graph_lets_no_full_one_in() -> None:
-    """Among 65,535 neighbours sharing takes minutes; a client that invites so many means a sparse graph."""
+    """Sharing among 65,535 neighbours takes minutes; a client that allows so many expects a sparse graph."""
     for topology, degree, refused in ((Topology.SPARSE, 134, False), (Topology.FULL, 0, True)):
         setup = SessionSetup(population=8, topology=topology, mode=SecurityMode.SEMI_HONEST)
         large = replace(setup.plan().configuration, maximum_population=65_535, degree=degree, threshold=100)
@@ -155,7 +155,7 @@ def test_a_policy_is_among_a_number_of_clients(clients: Any) -> None:
 def test_a_graph_betrays_a_client_with_at_most_the_chance_of_its_mode(
     monkeypatch: pytest.MonkeyPatch, mode: SecurityMode, bits: int
 ) -> None:
-    """Advertisers are judged by the policy's bits, or by the mode's where these are more."""
+    """Advertisers are judged by the policy's bits, or by the mode's if these are more."""
     seen = list[int]()
 
     def noted(_: object, __: int, *, corrupted: int, privacy_bits: int) -> None:

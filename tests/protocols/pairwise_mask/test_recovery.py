@@ -1,4 +1,4 @@
-"""What the server makes of the shares: wrong ones are corrected or refused, and whoever is to blame is named."""
+"""The server's recovery from shares: wrong ones are corrected or refused, and the culprits are named."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def lying_about(dealers: Collection[int], share_bytes: int) -> Edit:
         shares = bytearray(answer.shares)
         for place, dealer in enumerate(answered.neighbours):
             if dealer in dealers:
-                # Everybody holds every share here, so a share stands where its dealer does.
+                # Every client holds every share here, so a share is at its dealer's position.
                 shares[(place + 1) * share_bytes - (share_bytes - 31)] ^= 0x55
         return replace(answer, shares=bytes(shares))
 
@@ -101,7 +101,7 @@ def liars_session(
 
 
 def dealing(who: ClientId, session: InsecurePairwiseSession, patch: Callable[[pytest.MonkeyPatch], None]) -> None:
-    """Play the first two rounds, in which one client runs other code than the rest."""
+    """Run the first two rounds, in which one client runs different code."""
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     own = session.take(who)
     session.deliver(session.pending)
@@ -120,7 +120,7 @@ def dealing(who: ClientId, session: InsecurePairwiseSession, patch: Callable[[py
 def test_liars_cost_one_search_each_and_nobody_else_a_name(
     liars: int, mode: SecurityMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each lies about everybody's share; without a memory that is one search for each client of the session."""
+    """Each lies about every client's share; without memory this costs a search for each client of the session."""
     searches = list[int]()
 
     def counted(shares: Sequence[Share], *, threshold: int, kind: str) -> Corrected:
@@ -159,7 +159,7 @@ def test_shares_that_are_held_back_are_missing_and_nobody_is_blamed(mode: Securi
 
 
 def commits_to_other_shares(receivers: Collection[ClientId]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Commit, for some receivers, to something else than to what was sealed to them."""
+    """Commit, for some receivers, to values other than those sealed to them."""
     commit = SharePlace.commit_to
 
     def commit_to(self: SharePlace, mask_root_digest: bytes, self_mask_seed_digest: bytes) -> bytes:
@@ -196,7 +196,7 @@ def deals_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_recovered_despite_lies_is_overwritten(
     fault: str, suite: Suite, *, drops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong secrets as well as right ones, shares, and key pairs that were made to look."""
+    """Wrong and right secrets, shares, and key pairs made for checks."""
     setup = nine(SecurityMode.SEMI_HONEST, suite)
     session, _ = liars_session(setup, [1] if fault == "a liar" else [], [0])
     dealing(setup.client_ids[0], session, deals_another_secret if fault == "another secret" else lambda _: None)
@@ -344,7 +344,7 @@ def test_a_client_that_complains_of_a_good_seed_is_found_out() -> None:
 
 
 def test_whoever_drives_half_of_its_neighbours_out_is_named() -> None:
-    """Ten of twenty-one leave, and the session ends; the complaints tell more than that ten dropped out."""
+    """Ten of twenty-one leave, and the session ends; the complaints reveal more than ten dropouts."""
     setup = SessionSetup(population=21, corrupted=1, dropped=2, suite=Suite.HYBRID, minimum_cohort=15)
     session = InsecurePairwiseSession(setup)
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
@@ -358,7 +358,7 @@ def test_whoever_drives_half_of_its_neighbours_out_is_named() -> None:
     assert len(victims) == 10
     assert len(session.server.faults) == 10
     assert all(cheat in fault.culprits for fault in session.server.faults)
-    # More accusers than the session assumes liars: from then on the sender is named alone.
+    # More accusers than the session assumes liars: from then on only the sender is named.
     assert [fault.culprits for fault in session.server.faults[1:]] == [frozenset({cheat})] * 9
 
 
@@ -385,7 +385,7 @@ def test_a_stranger_stands_nowhere_and_no_round_reads_what_none_has_settled() ->
 
 
 def test_every_edge_that_a_recovered_client_committed_to_is_checked() -> None:
-    """Seeds that fit their commitments and no root, sent to clients that drop out as well."""
+    """Seeds that fit their commitments but no root, also sent to clients that drop out."""
     session = hybrid_session()
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     cheat = session.client_ids[2]
@@ -436,7 +436,7 @@ def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
 
 @pytest.mark.parametrize("suite", Suite)
 def test_a_complaint_is_about_somebody_who_sent_a_seed(suite: Suite) -> None:
-    """No seeds are sent in the classic suite, none by who shared no keys, and each along one direction of its edge."""
+    """No seeds are sent in the classic suite or by clients that shared no keys; each is sent in one direction."""
     session = InsecurePairwiseSession(nine(SecurityMode.SEMI_HONEST, suite))
     session.reach(ServerState.AWAITING_ENCRYPTED_SHARES)
     graph, neighbours = session.server.roster.graph, session.server.roster.graph.neighbours(3)

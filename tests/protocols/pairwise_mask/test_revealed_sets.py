@@ -1,4 +1,4 @@
-"""Revealed sets against everything an observer could compute: all masks over tiny groups, linear algebra, attacks."""
+"""Revealed sets compared with all that an observer can compute: masks over tiny groups, linear algebra, attacks."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -46,7 +46,7 @@ def sets(*members: set[int]) -> frozenset[Clients]:
 
 @st.composite
 def transcripts(draw: st.DrawFn, most: int) -> Transcript:
-    """Draw a transcript in which any mask may be missing at one end and anything may be known."""
+    """Draw a transcript in which any mask may be missing at one end, and any value may be known."""
     everyone = draw(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=most, unique=True).map(sorted))
     subset = st.sets(st.sampled_from(everyone))
     mostly_nobody = st.just(set[int]()) | subset
@@ -74,7 +74,7 @@ def unions(parts: frozenset[Clients]) -> set[Clients]:
 
 
 def sums_that_every_view_determines(seen: Transcript) -> set[Clients]:
-    """Enumerate all inputs and masks over the integers modulo 4, 3 or 2, and see which sums the view determines."""
+    """Enumerate all inputs and masks over the integers modulo 4, 3 or 2, and find the sums that the view determines."""
     contributors = sorted(seen.masked_with)
     pairs = sorted({tuple(sorted((client, peer))) for client in contributors for peer in seen.masked_with[client]})
     unknowns = 2 * len(contributors) + len(pairs)
@@ -125,7 +125,7 @@ def unknown_count(seen: Transcript) -> int:
 
 
 def unknown_masks(seen: Transcript) -> Iterator[Clients]:
-    """Yield for each mask that the observer does not know the honest uploads that it stands in."""
+    """Yield, for each mask unknown to the observer, the honest uploads that contain it."""
     honest = [client for client in seen.masked_with if client not in seen.corrupted]
     for client in honest:
         if client not in seen.self_mask_seeds:

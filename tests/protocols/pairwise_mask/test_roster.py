@@ -1,4 +1,4 @@
-"""Who takes part: the one encoding of the list, and that everything shown to a client is under the context."""
+"""The roster: its unique encoding, and the context that covers everything sent to a client."""
 
 import hashlib
 

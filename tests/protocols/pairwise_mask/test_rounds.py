@@ -1,4 +1,4 @@
-"""The messages of every round: what they declare is limited, and what their senders may tell."""
+"""The messages of every round: limits on declared sizes, and what their senders may state."""
 
 from __future__ import annotations
 

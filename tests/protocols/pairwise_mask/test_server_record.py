@@ -1,4 +1,4 @@
-"""A server that is stopped and resumed anywhere goes on, byte for byte, as one that never stopped."""
+"""A server stopped and resumed at any point continues, byte for byte, like one that never stopped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_server_resumed_before_every_message_goes_on_as_if_nothing_had_been(
     server, twin = session.server, resumed(session.server)
     pending = session.pending
     while True:
-        # One drops out after sharing, and one before it shows its shares.
+        # One drops out after sharing, and one before it reveals its shares.
         if server.state is ServerState.AWAITING_MASKED_INPUTS:
             session.drop(session.client_ids[1])
         if server.state is ServerState.AWAITING_UNMASKING_SHARES:
@@ -95,7 +95,7 @@ def test_uploads_are_in_a_snapshot_as_their_sum_alone() -> None:
         session.server.receive(sent.receiver, upload)
         snapshot = stored(session.server)
         sizes.append(len(snapshot))
-        # After one upload the sum is that upload; from the second on, none of them is in it.
+        # After one upload the sum is that upload; after the second, the sum shows neither of them.
         assert (upload[-20_000:-100] in snapshot) == (len(sizes) == 1)
     assert sizes[0] - before > 20_000
     assert all(later - earlier < 100 for earlier, later in pairwise(sizes))
@@ -149,7 +149,7 @@ def test_a_snapshot_that_ends_early_or_goes_on_is_refused(index: int) -> None:
 
 
 def test_a_round_of_signatures_without_active_mode_is_refused() -> None:
-    """Its signatures would be verified by nobody."""
+    """Its signatures would never be verified."""
     session = InsecurePairwiseSession(setup_of(SecurityMode.SEMI_HONEST, Topology.FULL))
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     snapshot = stored(session.server)
@@ -167,13 +167,13 @@ def test_a_state_that_there_is_not_is_refused(state: int) -> None:
 
 
 def completed(snapshot: bytes) -> bytes:
-    """Say that the session is completed, which no server writes."""
+    """Mark the session as completed, which no server writes."""
     state = list(ServerState).index(ServerState.COMPLETED)
     return snapshot[:HEADER_BYTES] + bytes([state]) + snapshot[HEADER_BYTES + 1 :]
 
 
 def out_of_order(snapshot: bytes) -> bytes:
-    """Exchange the first two advertisements, which are of one length."""
+    """Swap the first two advertisements, which have equal length."""
     first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
     start, middle = snapshot.index(first), snapshot.index(second)
     end = 2 * middle - start
@@ -188,7 +188,7 @@ def twice(snapshot: bytes) -> bytes:
 
 
 def under_another_name(snapshot: bytes) -> bytes:
-    """Put an advertisement under another client than the one that it names."""
+    """Store an advertisement under a client other than the one that it names."""
     first, second = (ClientId(1000 + 7 * index).encode() for index in (0, 1))
     at = snapshot.index(first)
     return snapshot[:at] + ClientId(999).encode() + snapshot[at + len(second) :]

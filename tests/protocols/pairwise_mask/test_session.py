@@ -1,4 +1,4 @@
-"""Whole sessions on one page, what they remember, and what platforms do: threads, and buffers that are reused."""
+"""Whole sessions on one page, their memory, and platforms' usage: threads, and reused buffers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_uploads_are_added_and_not_kept() -> None:
         upload = session.clients[outgoing.receiver].answer(outgoing.message)
         assert len(upload) > vector
         tracemalloc.start()
-        # A copy that is made here is seen if somebody keeps it.
+        # A copy made here is detected if it is kept.
         arrived = bytes(memoryview(upload))
         session.server.receive(outgoing.receiver, arrived)
         del arrived

@@ -1,4 +1,4 @@
-"""Thresholds against exact fractions, a table of known ones, an exhaustive search on small rings, and refusals."""
+"""Thresholds compared with exact fractions, a table, an exhaustive search on small rings, and refusals."""
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -216,7 +216,7 @@ def test_a_refusal_says_what_to_relax(assumed: Assumptions, advice: str) -> None
 
 @cache
 def splits(population: int, degree: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the greatest threshold at which a server can split the survivors, for each bound on the corrupted.
+    """Return the largest threshold at which a server can split the survivors, for each bound on the corrupted clients.
 
     The bounds are those on all neighbours of an honest client, and then those that one of any two disjoint half-windows
     keeps. The server chooses who is alive (0), dropped (1) or corrupted (2). It opens a part of the honest survivors if
@@ -555,7 +555,7 @@ def test_graphs_that_stand_all_dropouts_before_they_are_drawn_are_pinned(
     assert graph_parameters(topology, mode, assumed, invited, is_early=True) == planned
 
 
-# From four clients on: no graph, a full one, or the sparse one that was asked for.
+# For four or more clients: no graph, a full one, or the requested sparse one.
 GIVEN = [(SEMI_HONEST, 1, 1, "FFS"), (SEMI_HONEST, 0, 2, "-FFS"), (ACTIVE, 0, 2, "---FFSS"), (ACTIVE, 2, 1, "---FSS")]
 
 
@@ -587,7 +587,7 @@ def topology_of(settings: PairwiseOptions, population: int) -> Topology:
 
 @pytest.mark.parametrize(("invited", "corrupted", "late"), [(6, 0, 3), (7, 1, 3), (8, 0, 4)])
 def test_late_clients_that_a_certificate_needs_are_too_many(invited: int, corrupted: int, late: int) -> None:
-    """The quorum is of all who are invited, and so few cannot reach it."""
+    """The quorum counts all invited clients, and so few cannot reach it."""
     assumed = Assumptions(population=invited - late, corrupted=corrupted, dropped=0)
     with pytest.raises(InvalidParameters):
         graph_parameters(SPARSE, ACTIVE, assumed, invited, is_early=True)

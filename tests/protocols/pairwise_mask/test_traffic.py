@@ -1,7 +1,7 @@
-"""What a session sends and is said to cost: every byte of every message is accounted for.
+"""A session's messages and declared costs: every byte of every message is accounted for.
 
-The formulas here are written from the message layouts and not from the code: a field that is added to a message, or a
-copy of something that a client has already, breaks an equality.
+The formulas here are written from the message layouts, not from the code: an added field, or a copy of data that a
+client already has, breaks an equality.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ADVERTISING, SHARING, MASKING, CONFIRMING, UNMASKING = (
 
 @dataclass(frozen=True)
 class Traffic:
-    """What went to and from each client in each round of a finished session."""
+    """The messages to and from each client in each round of a finished session."""
 
     server: Server
     configuration: SessionConfiguration
@@ -60,7 +60,7 @@ class Traffic:
 
 
 def traffic_of(setup: SessionSetup, length: int) -> Traffic:
-    """Play a session of 16-bit values; those who drop out do so in turn before each round after the first."""
+    """Run a session of 16-bit values; dropouts leave in turn before each round after the first."""
     bits = 16 + (setup.population - 1).bit_length()
     session = InsecurePairwiseSession(replace(setup, corrupted=0, layout=Layout((RingSegment(bits, length),))))
     traffic = Traffic(session.server, session.server.configuration)
@@ -84,7 +84,7 @@ def traffic_of(setup: SessionSetup, length: int) -> Traffic:
 
 
 def nodes_of_proof(positions: Iterable[int], count: int) -> int:
-    """How many hashes prove these leaves of a tree: level by level, the siblings that nobody has."""
+    """Return how many hashes prove these leaves of a tree: level by level, the missing siblings."""
     known, width, nodes = set(positions), count, 0
     while width > 1:
         siblings = {position ^ 1 for position in known}
@@ -98,7 +98,7 @@ def bits_for(count: int) -> int:
 
 
 def masked_bytes(configuration: SessionConfiguration) -> int:
-    """Count the bytes of each segment and of the count, with check words of 64 bits and 8 words at least."""
+    """Count the bytes of each segment and of the count, with check words of at least 64 bits and 8 words."""
     widths = [(segment.modulus_bits, segment.length) for segment in configuration.layout.require_rings()]
     widths.append((configuration.maximum_population.bit_length(), 1))
     return sum(bits_for(bits * (length + max(8, -(-64 // bits)))) for bits, length in widths)
@@ -106,7 +106,7 @@ def masked_bytes(configuration: SessionConfiguration) -> int:
 
 @dataclass(frozen=True)
 class Terms:
-    """The sizes that depend on mode and suite alone."""
+    """The sizes that depend only on mode and suite."""
 
     active: bool
     hybrid: bool
@@ -126,7 +126,7 @@ class Terms:
 
     @property
     def entry(self) -> int:
-        """What a client learns of a neighbour in round 0."""
+        """A client's data about a neighbour in round 0."""
         return 2 * self.key + (DIGEST if self.active else 0) + self.credential
 
     @property
@@ -146,7 +146,7 @@ class Terms:
 
 
 def due(traffic: Traffic, client: ClientId) -> dict[tuple[ServerState, str], int]:
-    """Every message of one client that answered everywhere, from what is public about its place in the graph."""
+    """Every message of one client that answered everywhere, from public data about its place in the graph."""
     configuration, roster = traffic.configuration, traffic.roster
     terms = Terms(configuration.mode is SecurityMode.ACTIVE, configuration.suite is Suite.HYBRID)
     position = roster.clients.index(client)
@@ -231,17 +231,17 @@ def test_a_session_of_pairwise_masks_sends_what_the_model_says(clients: int, sui
         settings=PairwiseOptions(corrupted=rare, dropped=rare, suite=suite),
         inputs=inputs,
         clients=clients,
-        # Those who vanish at the very end were planned for, and change nobody else's messages before.
+        # Planned dropouts at the very end do not change the earlier messages of others.
         dropouts={"unmasking": frozenset(client_ids(rare))},
     )
     rounds = [figures for figures in rehearsal.run().session.figures if figures.answered]
     if clients > 128:
-        # Few are asked to certify the survivors; the model counts a client that is not.
+        # Only few clients certify the survivors; the model counts one that does not.
         rounds = [figures for figures in rounds if figures.name != "consistency check"]
     (costs,) = pairwise_costs(inputs.layout, clients, suite)
     assert costs.up_bytes == pytest.approx(sum(each.bytes_up / len(each.answered) for each in rounds), abs=1)
     received = sum(each.bytes_down / each.sent for each in rounds)
-    # The model takes the neighbours to stand evenly in the roster, where the proof of their keys is longest.
+    # The model assumes evenly spaced neighbours in the roster, for which the proof of their keys is longest.
     assert costs.down_bytes == pytest.approx(received, rel=0.04)
 
 

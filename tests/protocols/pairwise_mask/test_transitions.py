@@ -1,4 +1,4 @@
-"""Every message in every state, for both roles, from the tables: what is due leads on, and nothing else counts."""
+"""Every message in every state, for both roles, from the tables: only the expected one changes the state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from tests.harness.secrets_held import held_by, left_over, secrets_from_now
 
 MODES = list(SecurityMode)
 CONTEXT_AT = 7
-"""Every message after the offer has the context right behind its header."""
+"""Every message after the offer has the context right after its header."""
 CLIENT_PATHS: dict[SecurityMode, list[ClientState]] = {
     SecurityMode.ACTIVE: [state for state in ClientState if state is not ClientState.ABORTED],
     SecurityMode.SEMI_HONEST: [
@@ -86,7 +86,7 @@ def setup_of(mode: SecurityMode, suite: Suite = Suite.CLASSIC) -> SessionSetup:
 
 @dataclass(frozen=True)
 class Recording:
-    """A session that went well: what the server sent to each client, and what it sent back, round by round."""
+    """A successful session: the server's messages to each client and the answers, round by round."""
 
     session: InsecurePairwiseSession
     rounds: tuple[tuple[ServerState, dict[ClientId, tuple[bytes, bytes]]], ...]
@@ -113,12 +113,12 @@ def recording(mode: SecurityMode) -> Recording:
 
 
 def altered(message: bytes) -> bytes:
-    """Change the first byte behind the header: the session that the message names, or the length in an offer."""
+    """Change the first byte after the header: the session that the message names, or the length in an offer."""
     return message[:CONTEXT_AT] + bytes([message[CONTEXT_AT] ^ 1]) + message[CONTEXT_AT + 1 :]
 
 
 def of_kind(kind: MessageKind, known: list[bytes]) -> bytes:
-    """Return a message of a kind: one of the known ones, if there is one, or a header alone."""
+    """Return a message of a kind: a known one, if any, or only a header."""
     return next((message for message in known if message_kind(message) is kind), Writer(kind).finish())
 
 
@@ -150,7 +150,7 @@ def test_a_role_moves_where_its_table_says_and_nowhere_else(
 
 
 def client_in(mode: SecurityMode, state: ClientState | str) -> tuple[Client, list[tuple[bytes, bytes]]]:
-    """Bring a fresh client into a state; return it with what it was sent and has answered on the way."""
+    """Bring a fresh client into a state; return it with its received messages and answers."""
     recorded = recording(mode)
     who = recorded.session.client_ids[2]
     client = recorded.session.enrol(who)
@@ -175,7 +175,7 @@ def known_client() -> ClientId:
 
 
 def go_on(client: Client, mode: SecurityMode) -> None:
-    """See that a client goes on exactly as if nothing had happened."""
+    """Check that a client continues exactly as if nothing had happened."""
     steps = recording(mode).sent_to(client.client)
     for down, up in steps[CLIENT_PATHS[mode].index(client.state) :]:
         assert client.answer(down) == up
@@ -184,7 +184,7 @@ def go_on(client: Client, mode: SecurityMode) -> None:
 
 @pytest.mark.parametrize(("mode", "state"), CLIENT_CASES)
 def test_a_client_answers_what_is_due_and_nothing_else(mode: SecurityMode, state: ClientState | str) -> None:
-    """What changes nothing is handed to one client, kind after kind, and what is due then to it as well."""
+    """Send one client all messages without effect, kind by kind, and then the expected one."""
     client, steps = client_in(mode, state)
     before = client.state
     due = CLIENT_TRANSITIONS.get(before)
@@ -253,7 +253,7 @@ def test_after_a_peer_error_a_client_has_aborted_and_holds_no_secret(
                 with pytest.raises(UnexpectedMessage):
                     client.answer(message)
             else:
-                # The last byte of some messages is one that this client need not understand.
+                # This client need not understand the last byte of some messages.
                 failed += 1
                 assert client.faults or client.state is not ClientState.ABORTED
     assert failed >= 5
@@ -265,7 +265,7 @@ def test_a_client_that_uploaded_holds_what_others_recover_with_and_nothing_of_it
     session.reach(ServerState.AWAITING_UNMASKING_SHARES)
     clients = len(session.clients)
     held = [secret for client in session.clients.values() for secret in held_by(client)]
-    # A share of each neighbour's secrets; and the seed of each edge, to be shown if the other end drops out.
+    # A share of each neighbour's secrets, and the seed of each edge, to be revealed if the other end drops out.
     shares = seeds = clients * (clients - 1)
     seeds *= suite is Suite.HYBRID
     assert len(held) == shares + seeds
@@ -292,7 +292,7 @@ def test_a_client_that_completed_has_wiped_every_secret(
         session.pending = close_round(session.server)
     assert held
     assert left_over(held) == []
-    # What no client holds any more, because it was needed for one step alone, is wiped as well.
+    # Values that were needed for only one step, and that no client holds any more, are wiped too.
     assert len(made) > len(held)
     assert left_over(made) == []
     for client in session.clients.values():
@@ -456,7 +456,7 @@ def test_a_forked_client_refuses_and_holds_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def server_in(mode: SecurityMode, state: ServerState | str, *, without: ClientId | None = None) -> Server:
-    """Bring a fresh server into a state; in that state everybody has answered but for the one that is left out."""
+    """Bring a fresh server into a state in which all clients except the given one have answered."""
     recorded = recording(mode)
     server = Server(setup_of(mode).plan(recorded.session.authority.public_key))
     for reached, deliveries in recorded.rounds:
@@ -484,7 +484,7 @@ def answers_of(mode: SecurityMode, client: ClientId) -> list[bytes]:
 
 @pytest.mark.parametrize(("mode", "state"), SERVER_CASES)
 def test_a_server_takes_what_is_due_and_nothing_else(mode: SecurityMode, state: ServerState | str) -> None:
-    """What changes nothing is handed to one server, kind after kind, and what is due then to it as well."""
+    """Send one server all messages without effect, kind by kind, and then the expected one."""
     session = recording(mode).session
     last = session.client_ids[-1]
     server = server_in(mode, state, without=last)
@@ -544,7 +544,7 @@ def test_closing_a_round_leads_where_the_table_says(mode: SecurityMode, state: S
 
 
 def test_a_committee_of_some_signs_alone() -> None:
-    """Its other clients go from uploading straight to unmasking."""
+    """Its other clients go directly from uploading to unmasking."""
     session = InsecurePairwiseSession()
     session.replan(replace(session.server.configuration, committee_size=5, quorum=4))
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
@@ -581,7 +581,7 @@ def test_a_sender_that_is_no_client_id_is_misuse_and_excludes_nobody() -> None:
 
 
 class RepeatingCoins:
-    """Coins that a broken machine gives: the same bytes, over and over."""
+    """Coins of a broken machine: always the same bytes."""
 
     def __init__(self, period: bytes) -> None:
         self._period = period
@@ -639,7 +639,7 @@ def test_an_active_advertisement_is_not_verified_without_an_authority_or_a_crede
 
 @pytest.mark.parametrize("spoiled", [0, 1])
 def test_shares_that_are_no_elements_are_refused_when_they_come(spoiled: int) -> None:
-    """Shown later, they would be refused as their holder's."""
+    """If revealed later, they would be refused as their holder's fault."""
     roster = recording(SecurityMode.SEMI_HONEST).session.server.roster
     check, place = vars(round2_masked_input)["_check_shares"], share_place(roster, 0, 1)
     halves = [bytes(ELEMENT_BYTES), bytes(ELEMENT_BYTES)]

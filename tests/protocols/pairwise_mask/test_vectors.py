@@ -1,7 +1,7 @@
-"""The vectors, replayed through what an integrator can call, and computed again by a second implementation.
+"""The vectors, replayed through the public interface, and recomputed by a second implementation.
 
-The replayer makes clients and a server from a vector, hands them bytes, and compares the bytes that come back. It knows
-who sends what to whom from the vector alone.
+The replayer makes clients and a server from a vector, passes them bytes, and compares the returned bytes. Senders and
+receivers follow only from the vector.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Replay:
         self.result: Vector | None = None
 
     def perform(self, operation: Vector) -> None:
-        """Do one operation and compare what is sent with what the vector says."""
+        """Do one operation, and compare its messages with the vector's."""
         sends = [self._message(name) for name in operation.get("sends", [])]
         match operation["role"], operation["do"]:
             case "server", "start":
@@ -87,7 +87,7 @@ class Replay:
 
 
 def operations_of(vector: Vector) -> Iterator[Vector]:
-    """Go through a vector's operations, and through its base's where it refers to them."""
+    """Yield a vector's operations, including those of its base if it refers to them."""
     for operation in vector["operations"]:
         if "base" in operation:
             start, end = operation["base"]
@@ -164,7 +164,7 @@ def test_one_change_ends_in_its_reason_and_names_its_culprits(name: str) -> None
         assert party.state is ServerState.ABORTED
     elif isinstance(party, Server):
         assert party.state is state
-        # Who signed what is wrong is put out; what else is wrong may be the way's doing, and changes nothing.
+        # A client that signed a fault is excluded; other faults may be the network's, and change nothing.
         goes_on = set(last["culprits"]) != {last["from"]}
     elif goes_on:
         assert party.state is state
@@ -175,7 +175,7 @@ def test_one_change_ends_in_its_reason_and_names_its_culprits(name: str) -> None
 
 
 def deliver_the_good_message(replay: Replay, vector: Vector, *, goes_on: bool) -> None:
-    """Find that it comes too late, unless nobody can tell who altered the other one."""
+    """Check that it comes too late, unless the origin of the other one's change is unknown."""
     change = vector["change"]
     good = next(
         operation
@@ -213,7 +213,7 @@ def replayed_but_for_the_last(name: str) -> tuple[Replay, Vector]:
 
 
 def is_refused_unread(name: str) -> bool:
-    """Whether the change is in the header, so that nobody can tell whether the message was due."""
+    """Whether the change is in the header, so that it is unknown whether the message was expected."""
     return int(VECTORS[name]["change"].get("at", HEADER_BYTES)) < HEADER_BYTES
 
 

@@ -1,6 +1,6 @@
-"""LightSecAgg once more, from the README, in plain integers: slow, and without a line of the library.
+"""LightSecAgg reimplemented from the README in plain integers: slow, and without library code.
 
-It plays clients whose coins it is given, and the server that opens the sum.
+It runs clients with given coins, and the server that opens the sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bind(label: str, *parts: bytes) -> bytes:
 
 
 def interpolated(points: Sequence[tuple[int, int]], at: int) -> int:
-    """Return the value of the polynomial through some points, by Lagrange's formula as it is printed."""
+    """Return the value of the polynomial through some points, by Lagrange's formula."""
     total = 0
     for x, y in points:
         top = bottom = 1
@@ -39,7 +39,7 @@ def interpolated(points: Sequence[tuple[int, int]], at: int) -> int:
 
 @dataclass
 class Sum:
-    """What the offer says."""
+    """Fields of the offer."""
 
     rings: list[tuple[int, int]]
     """Bits and length of each segment."""
@@ -50,7 +50,7 @@ class Sum:
 
     @property
     def limb_bits(self) -> int:
-        """The most of which a sum over everybody is below the modulus."""
+        """Maximum value whose sum over all clients is below the modulus."""
         bits = 1
         while self.population * 2 ** (bits + 1) <= Q:
             bits += 1
@@ -60,7 +60,7 @@ class Sum:
         return -(-bits // self.limb_bits)
 
     def offset(self, bits: int) -> int:
-        """Half of every limb, the highest having the bits that are left."""
+        """Half of every limb; the highest has the remaining bits."""
         return (1 << (bits - 1)) + sum(1 << (self.limb_bits * limb - 1) for limb in range(1, self.limbs(bits)))
 
     @property
@@ -109,7 +109,7 @@ def packed(values: Sequence[int]) -> bytes:
 
 
 class PlainClient:
-    """A client that draws as the library's does: its root, its mask, and the uniform rows."""
+    """A client that draws like the library's: its root, its mask, and the uniform rows."""
 
     def __init__(self, due: Sum, client: int, draw: Draw) -> None:
         self.due, self.client, self.draw = due, client, draw
@@ -124,7 +124,7 @@ class PlainClient:
         return [word for word in words if word != Q][:count]
 
     def pieces(self, keys: dict[int, bytes]) -> dict[int, list[int]]:
-        """Return what each client is dealt: one value of a polynomial for each column."""
+        """Return each client's piece: one value of a polynomial for each column."""
         due = self.due
         rows, columns = due.target - due.privacy, due.columns
         filled = [*self.mask, *[0] * (rows * columns - due.length)]
@@ -181,7 +181,7 @@ def recomputed(
     inputs: Mapping[int, Sequence[Sequence[int]]],
     said: Mapping[str, Mapping[int, bytes]],
 ) -> tuple[list[list[int]], int]:
-    """Make every message of a sum again, compare it with what was said, and open the sum."""
+    """Recompute every message of a sum, compare it with the recorded one, and open the sum."""
     clients = {name: PlainClient(due, name, draw) for name, draw in draws.items()}
     keys = {name: client.key for name, client in clients.items()}
     assert {name: body(message) for name, message in said["key"].items()} == keys

@@ -1,4 +1,4 @@
-"""Runs that are derived and not written down: only a digest over all of them is."""
+"""Derived runs, of which only a common digest is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .session import Session
 
 
 def digest_of_runs(name: str, vector: Mapping[str, Any]) -> str:
-    """Derive each run from the vector's name, compute it, and hash what is sent and the sums."""
+    """Derive each run from the vector's name, compute it, and hash its messages and sums."""
     absorbed = hashlib.shake_128()
     for run in range(vector["accumulated"]["runs"]):
         session = Session(derive(name, run, vector))
@@ -25,7 +25,7 @@ def digest_of_runs(name: str, vector: Mapping[str, Any]) -> str:
 
 
 def derive(name: str, run: int, vector: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one run as a vector of its own, which has coins, identities and inputs."""
+    """Return one run as a separate vector, with coins, identities and inputs."""
 
     def drawn(size: int, *parts: str) -> bytes:
         return hashlib.shake_256("/".join((vector["protocol"], name, str(run), *parts)).encode()).digest(size)
@@ -58,7 +58,7 @@ def derive(name: str, run: int, vector: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input(drawn: bytes, parameters: Mapping[str, Any]) -> list[list[str]]:
-    """Read words of 8 bytes, little-endian, and keep each one's lowest bits."""
+    """Read little-endian words of 8 bytes, and keep the lowest bits of each."""
     words = [int.from_bytes(drawn[start : start + 8], "little") for start in range(0, len(drawn), 8)]
     segments, start = list[list[str]](), 0
     for bits, length in parameters["layout"]:

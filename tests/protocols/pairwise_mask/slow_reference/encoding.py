@@ -16,7 +16,7 @@ _TOPOLOGIES = ("full", "sparse")
 
 
 def message(kind: int, *parts: bytes) -> bytes:
-    """Put the header before the fields of a message."""
+    """Prefix a message's fields with the header."""
     return b"SAGG" + b"\x01" + number(kind, 2) + b"".join(parts)
 
 
@@ -26,7 +26,7 @@ def number(value: int, size: int) -> bytes:
 
 
 def variable(data: bytes) -> bytes:
-    """Put the length before bytes."""
+    """Prefix bytes with their length."""
     return number(len(data), 4) + data
 
 
@@ -64,7 +64,7 @@ def encode_offer(parameters: Mapping[str, Any]) -> bytes:
 
 
 def encode_list(clients: Iterable[int]) -> bytes:
-    """Write an increasing list: how many numbers lie between one and the next, 7 bits to a byte, lowest first."""
+    """Write an increasing list: the count of numbers between neighbours, 7 bits per byte, lowest first."""
     written, previous = b"", -1
     for client in clients:
         between, previous = client - previous - 1, client
@@ -81,12 +81,12 @@ def encode_set(population: int, positions: Iterable[int]) -> bytes:
 
 
 def digest_of_set(context: bytes, population: int, positions: Iterable[int]) -> bytes:
-    """Return what stands for a set in a signature."""
+    """Return the encoding of a set in a signature."""
     return digest("client-set", context, number(population, 4), encode_set(population, positions))
 
 
 def pack(elements: Sequence[int], bits: int) -> bytes:
-    """Write each element in its bits, the first one in the lowest bits of the first byte."""
+    """Write each element in its number of bits, the first one in the lowest bits of the first byte."""
     joined = sum(element << (bits * place) for place, element in enumerate(elements))
     return joined.to_bytes((len(elements) * bits + 7) // 8, "little")
 
@@ -106,7 +106,7 @@ def root_of(leaves: Sequence[bytes]) -> bytes:
 
 
 def prove(leaves: Sequence[bytes], positions: Iterable[int]) -> list[bytes]:
-    """Return the nodes, level by level and from left to right, that the known leaves do not give."""
+    """Return the nodes, level by level and from left to right, that the known leaves do not determine."""
     proof, known = list[bytes](), set(positions)
     for level in _levels(leaves)[:-1]:
         needed = {place ^ 1 for place in known} - known

@@ -1,4 +1,4 @@
-"""What two clients agree on, in both suites."""
+"""Key agreement of two clients, in both suites."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Pair:
 
 
 End = tuple[int, Pair]
-"""A client, and its key pair of the role at hand."""
+"""A client, and its key pair for the current role."""
 
 
 class Keys:
-    """The classic suite: a seed follows from two key pairs."""
+    """The classic suite: two key pairs determine a seed."""
 
     has_edges = False
     sealed_shares_bytes = SHARES_BYTES + 16
@@ -48,7 +48,7 @@ class Keys:
     def seal_shares(
         self, context: bytes, sender: End, receiver: End, shares: tuple[bytes, bytes], recorded: bytes
     ) -> bytes:
-        """Seal two shares; ``recorded`` begins with what the vector has in their place."""
+        """Seal two shares; ``recorded`` begins with the vector's sealed shares."""
         del recorded
         ends = (client_id(sender[0]), client_id(receiver[0]))
         source = extract(context, x25519(sender[1].scalar, receiver[1].public))
@@ -65,12 +65,12 @@ class Keys:
         raise NotImplementedError
 
     def open_edge(self, context: bytes, sender: int, receiver: End, sealed: bytes) -> bytes:
-        """Return the seed that was sealed to the receiving end (hybrid suite)."""
+        """Return the seed sealed to the receiving end (hybrid suite)."""
         raise NotImplementedError
 
 
 class HybridKeys(Keys):
-    """The hybrid suite; what is sealed holds an encapsulation's own coins, so it is opened and compared."""
+    """The hybrid suite; sealed data contains an encapsulation's own coins, so it is opened and compared."""
 
     has_edges = True
     sealed_shares_bytes = SHARES_BYTES + HPKE_OVERHEAD
@@ -84,7 +84,7 @@ class HybridKeys(Keys):
     def seal_shares(
         self, context: bytes, sender: End, receiver: End, shares: tuple[bytes, bytes], recorded: bytes
     ) -> bytes:
-        """Return what is recorded, which must open to the shares."""
+        """Return the recorded data, which must open to the shares."""
         info = bind("shares-sealing", context, client_id(sender[0]), client_id(receiver[0]))
         return _recorded(receiver[1], recorded, info, b"".join(shares))
 
@@ -93,7 +93,7 @@ class HybridKeys(Keys):
         return expand(root, 32, "edge-seed", context, client_id(sender), client_id(receiver))
 
     def seal_edge(self, context: bytes, seed: bytes, sender: int, receiver: End, recorded: bytes) -> bytes:
-        """Return what is recorded, which must open to the seed."""
+        """Return the recorded data, which must open to the seed."""
         info = bind("edge-sealing", context, client_id(sender), client_id(receiver[0]))
         return _recorded(receiver[1], recorded, info, seed)
 

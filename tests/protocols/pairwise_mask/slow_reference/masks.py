@@ -1,4 +1,4 @@
-"""Vectors: what is masked, with which check words, and the masks themselves."""
+"""Vectors: the masked values, their check words, and the masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Vectors = list[list[int]]
 
 
 class Frame:
-    """The vectors of a session: for each segment its values and its check words, and at last a count."""
+    """The vectors of a session: for each segment its values and its check words, and finally a count."""
 
     def __init__(self, parameters: Mapping[str, Any], context: bytes) -> None:
         population: int = parameters["maximum_population"]
@@ -30,7 +30,7 @@ class Frame:
         return [vector + self.check_words(index, vector) for index, vector in enumerate(vectors)]
 
     def words_behind(self, index: int) -> int:
-        """Return how many check words a segment has."""
+        """Return a segment's number of check words."""
         bits, _ = self.segments[index]
         return max(self._check_words, -(-64 // bits))
 
@@ -60,7 +60,7 @@ class Frame:
         ]
 
     def pack(self, vectors: Vectors) -> bytes:
-        """Write the segments one after another, each filled up to whole bytes."""
+        """Write the segments one after another, each padded to whole bytes."""
         return b"".join(pack(vector, bits) for vector, (bits, _) in zip(vectors, self.segments, strict=True))
 
     def unpack(self, packed: bytes) -> Vectors:

@@ -1,4 +1,4 @@
-"""Hashing, keys, ciphers and signatures, from the published standards; nothing here knows a message."""
+"""Hashing, keys, ciphers and signatures, from the published standards; nothing here depends on messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GHASH_CONSTANT = 0xE1 << 120
 
 
 def bind(label: str, *parts: bytes) -> bytes:
-    """Return a label followed by each part behind its length."""
+    """Return a label followed by each part, prefixed with its length."""
     framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return b"secagg/1/" + label.encode("ascii") + framed
 
@@ -66,7 +66,7 @@ def mlkem768_public(seed: bytes) -> bytes:
 
 
 def hpke_open(mlkem_seed: bytes, scalar: bytes, sealed: bytes, info: bytes) -> bytes:
-    """Open what was sealed in base mode, with ML-KEM-768 and X25519, HKDF-SHA256 and AES-256-GCM."""
+    """Open a message sealed in base mode, with ML-KEM-768 and X25519, HKDF-SHA256 and AES-256-GCM."""
     private = MLKEM768X25519PrivateKey(
         MLKEM768PrivateKey.from_seed_bytes(mlkem_seed), X25519PrivateKey.from_private_bytes(scalar)
     )
@@ -87,7 +87,7 @@ def sign(seed: bytes, label: str, *parts: bytes) -> bytes:
 
 
 def aes(key: bytes, blocks: bytes) -> bytes:
-    """Encrypt blocks, each for itself: the bare permutation, from which the modes below are made."""
+    """Encrypt blocks separately: the bare permutation, on which the modes below are built."""
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(blocks)  # noqa: S305 -- the bare block cipher
 
 

@@ -1,4 +1,4 @@
-"""Who takes part, who is whose neighbour, and what everything is bound to."""
+"""The participants, their neighbours, and the context that everything is bound to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .primitives import bind, digest
 
 
 class Roster:
-    """What follows from a configuration and the advertisements, in increasing order of clients."""
+    """Values derived from a configuration and the advertisements, in increasing order of clients."""
 
     def __init__(
         self, parameters: Mapping[str, Any], attempt: bytes, opening: bytes, entries: Mapping[int, bytes]
@@ -30,7 +30,7 @@ class Roster:
         self.committee = _committee(seed, count, parameters["committee_size"] or count)
 
     def position_of(self, client: int) -> int:
-        """Return where a client stands in the list."""
+        """Return a client's position in the list."""
         return self.clients.index(client)
 
     def neighbours(self, client: int) -> list[int]:
@@ -44,7 +44,7 @@ class Roster:
         ]
 
     def point_of(self, holder: int, dealer: int) -> int:
-        """Return at which point a holder keeps the shares of a dealer."""
+        """Return the point of a holder's shares from a dealer."""
         return self.neighbours(dealer).index(holder) + 1
 
     def sends_edge(self, sender: int, receiver: int) -> bool:
@@ -53,7 +53,7 @@ class Roster:
         return sender < receiver if 2 * steps == count else 2 * steps < count
 
     def _steps(self, client: int, other: int) -> int:
-        """Return how far another client comes after one on the ring."""
+        """Return the distance from one client to another on the ring."""
         places = self._places
         return (places[self.position_of(other)] - places[self.position_of(client)]) % len(self.clients)
 

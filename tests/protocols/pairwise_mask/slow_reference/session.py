@@ -1,7 +1,7 @@
-"""A whole session, computed at once by somebody who knows everybody's coins: every message, and the sum.
+"""A whole session, computed at once from all parties' coins: every message, and the sum.
 
-It is a second implementation for the sake of comparison: plain integers and bytes, nothing shared with the library.
-It holds no state and checks nothing that a party of the protocol would check; vectors of honest sessions are its input.
+It is a second implementation for comparison: plain integers and bytes, nothing shared with the library. It holds no
+state and makes none of the checks of the protocol's parties; its input is vectors of honest sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START = 7 + _TAG
 
 @dataclass
 class Person:
-    """A client: its coins, and what it draws from them."""
+    """A client: its coins, and its draws from them."""
 
     client: int
     coins: CoinReader
@@ -38,7 +38,7 @@ class Person:
     root_shares: list[bytes] = field(default_factory=list[bytes])
     seed_shares: list[bytes] = field(default_factory=list[bytes])
     sent: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    """What it sent in round 1 to each neighbour."""
+    """Its message in round 1 to each neighbour."""
     leaves: list[bytes] = field(default_factory=list[bytes])
     signatures: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -47,7 +47,7 @@ class Session:
     """One session of a vector; ``run`` fills ``messages``."""
 
     def __init__(self, vector: Mapping[str, Any]) -> None:
-        """Read a vector; of its messages only what an encapsulation drew is used (hybrid suite)."""
+        """Read a vector; of its messages only an encapsulation's draws are used (hybrid suite)."""
         self.parameters: Mapping[str, Any] = vector["parameters"]
         self.messages = dict[str, bytes]()
         self._recorded: Mapping[str, str] = vector.get("messages", {})
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def coins_left(self) -> dict[str, int]:
-        """How many bytes of coins each role that took part did not draw."""
+        """Number of unused bytes of coins, for each role that took part."""
         return {f"client/{client}": person.coins.left for client, person in self._people.items()}
 
     # --- Round 0 ------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Session:
         )
 
     def _unmask(self, answering: Sequence[int]) -> dict[str, Any]:
-        """Compute the sum from what the server was sent, and from nothing else."""
+        """Compute the sum only from the messages to the server."""
         frame, start = self._frame, _START + (64 if self._is_active else 0)
         uploads = [self.messages[f"client/{client}/masked_input"][start:] for client in self._contributors]
         total = frame.unpack(uploads[0])

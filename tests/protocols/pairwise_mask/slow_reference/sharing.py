@@ -9,7 +9,7 @@ PRIME = 2**256 - 189
 
 
 class CoinReader:
-    """The coins of one role, read from the front."""
+    """The coins of one role, read in order."""
 
     def __init__(self, coins: bytes) -> None:
         self._coins = coins
@@ -22,14 +22,14 @@ class CoinReader:
         return taken
 
     def element(self) -> bytes:
-        """Read the next 32 bytes that spell a number below the prime."""
+        """Read the next 32 bytes that encode a number below the prime."""
         while int.from_bytes(drawn := self.take(32), "big") >= PRIME:
             pass
         return drawn
 
     @property
     def left(self) -> int:
-        """How many bytes were not read."""
+        """Number of unread bytes."""
         return len(self._coins)
 
 
