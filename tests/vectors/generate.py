@@ -1,9 +1,9 @@
-"""Make the vectors of the pairwise-mask protocol: ``python tests/vectors/generate.py`` writes them where they belong.
+"""Make the vectors of the pairwise-mask protocol: ``python tests/vectors/generate.py`` writes them to their folder.
 
-Positive vectors come out of the library, driven with recorded coins. What a negative vector expects is written down in
-``NEGATIVES`` by hand and not taken from the library. Nothing here is random, except what HPKE draws inside the backend;
-where a vector exists, its ciphertexts are taken over after everything around them was found equal, so that running this
-again changes no file unless the protocol has changed.
+The library produces positive vectors with recorded coins. The expectations of negative vectors are written by hand in
+``NEGATIVES``, not computed by the library. Nothing here is random except HPKE's draws inside the backend; an existing
+vector's ciphertexts are reused once everything around them is equal, so that another run changes no file unless the
+protocol has changed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ODD_WIDTHS = ((1, 9), (7, 5), (20, 6), (33, 3), (64, 2))
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What one session is like; everything drawn in it follows from its name."""
+    """Parameters of one session; its name determines all draws."""
 
     name: str
     comment: str
@@ -65,12 +65,12 @@ class Scenario:
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
     committee: tuple[int, int] | None = None
     dropouts: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Which client sends nothing from which round on."""
+    """The round from which each silent client sends nothing."""
     runs: int = 0
-    """How many derived runs are accumulated; 0 for one run that is written down."""
+    """Number of accumulated derived runs; 0 for one stored run."""
 
     def derive(self, run: int, *parts: str, size: int) -> bytes:
-        """Return bytes that follow from the scenario's name and from what they are for."""
+        """Return bytes derived from the scenario's name and their purpose."""
         return hashlib.shake_256("/".join((PROTOCOL, self.name, str(run), *parts)).encode()).digest(size)
 
 
@@ -263,7 +263,7 @@ def _parameters(configuration: SessionConfiguration) -> Vector:
 
 
 def configuration_of(parameters: Mapping[str, Any]) -> SessionConfiguration:
-    """Return the configuration that the parameters of a vector describe."""
+    """Return the configuration for a vector's parameters."""
     given = dict(parameters)
     version = bytes.fromhex(given.pop("layout_version"))
     given["layout"] = Layout(tuple(RingSegment(*segment) for segment in given["layout"]), version)
@@ -277,7 +277,7 @@ def configuration_of(parameters: Mapping[str, Any]) -> SessionConfiguration:
 
 
 def _read(value: Any) -> Any:
-    """Read hexadecimal; a member of an enumeration is not of this very type."""
+    """Read hexadecimal; a member of an enumeration is not exactly of this type."""
     return bytes.fromhex(value) if type(value) is str else value
 
 
@@ -285,10 +285,10 @@ def _read(value: Any) -> Any:
 
 
 class Play:
-    """A session of the library, written down message by message."""
+    """A session of the library, recorded message by message."""
 
     def __init__(self, vector: Vector, recorded: Mapping[str, str]) -> None:
-        """Prepare the parties; ``recorded`` holds the messages of an earlier time."""
+        """Prepare the parties; ``recorded`` has the messages of an earlier run."""
         self.operations = list[Vector]()
         self.messages = dict[str, str]()
         self.fresh = dict[str, list[list[int]]]()
@@ -299,7 +299,7 @@ class Play:
         self._clients = {role: client_of(vector, role, configuration, coins) for role, coins in self._coins.items()}
 
     def run(self) -> Vector:
-        """Play all rounds, and return the vector with its operations, its messages and its result."""
+        """Run all rounds, and return the vector with its operations, messages and result."""
         server, gone_by = self._server, self._vector["dropouts"]
         self._note(0, "server", "start", sends=["offer"])
         self.messages["offer"] = server.invitation.hex()
@@ -326,7 +326,7 @@ class Play:
         return {**self._vector, **fresh, "messages": self.messages, "operations": self.operations, "result": result}
 
     def _exchange(self, stage: int, role: str, name: str, answer: str) -> None:
-        """Hand a client its message and the server the client's answer."""
+        """Pass a client its message, and the server the client's answer."""
         sent = self._clients[role].answer(bytes.fromhex(self.messages[name]))
         self._note(stage, role, "receive", message=name, sends=[answer])
         if answer.endswith("encrypted_shares") and (ranges := self._fresh_ranges(role)):
@@ -339,7 +339,7 @@ class Play:
         self._note(stage, "server", "receive", **{"from": role}, message=answer)
 
     def _fresh_ranges(self, role: str) -> list[list[int]]:
-        """Return where coins of HPKE's own show in what a client shares: in what is sealed, and in the signature."""
+        """Return the parts of a client's shares that depend on HPKE's own coins: sealed data and the signature."""
         configuration, roster = self._server.configuration, self._server.roster
         if configuration.suite is Suite.CLASSIC:
             return []
@@ -360,7 +360,7 @@ class Play:
 
 
 MADE = 1_800_000_000
-"""When the authority of the vectors signed its roster."""
+"""Time at which the vectors' authority signed its roster."""
 SALT = 12
 """Chosen so that a client of the sparse session's committee drops out."""
 
@@ -382,7 +382,7 @@ def client_of(vector: Vector, role: str, configuration: SessionConfiguration, co
 
 
 def result_of(aggregate: Aggregate) -> Vector:
-    """Write down a sum."""
+    """Return a sum as JSON values."""
     return {
         "values": [[str(value) for value in segment.tolist()] for segment in aggregate.values],
         "contributors": str(aggregate.contributors),
@@ -390,7 +390,7 @@ def result_of(aggregate: Aggregate) -> Vector:
 
 
 def blank(message: bytes, ranges: list[list[int]]) -> bytes:
-    """Return a message with zeros where it cannot be repeated."""
+    """Return a message with zeros for its unrepeatable parts."""
     blanked = bytearray(message)
     for at, length in ranges:
         blanked[at : at + length] = bytes(len(blanked[at : at + length]))
@@ -398,7 +398,7 @@ def blank(message: bytes, ranges: list[list[int]]) -> bytes:
 
 
 def accumulate(vector: Vector, absorbed: Any) -> None:
-    """Absorb one run: every message and the result, in the order of their names, each behind its length."""
+    """Absorb one run: every message and the result, in the order of their names, each prefixed with its length."""
     values = [value for segment in vector["result"]["values"] for value in segment]
     result = ",".join([*values, vector["result"]["contributors"]]).encode()
     messages = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
@@ -448,7 +448,7 @@ _DRAWN = ("authority", "graph_commitment", "server_nonce")
 
 
 def vectors(recorded: Mapping[str, Vector]) -> Iterator[tuple[str, Vector]]:
-    """Make every vector; ``recorded`` are those of an earlier time, by their names."""
+    """Make every vector; ``recorded`` are those of an earlier run, by name."""
     bases = dict[str, Vector]()
     for scenario in SCENARIOS:
         bases[scenario.name] = positive(scenario, recorded.get(scenario.name, {}).get("messages", {}))
@@ -482,7 +482,7 @@ def read_folder(folder: Path) -> dict[str, Vector]:
 
 
 def write_folder(folder: Path, made: Mapping[str, Vector]) -> None:
-    """Write every vector of a folder, and remove those that are no more."""
+    """Write every vector of a folder, and remove obsolete ones."""
     folder.mkdir(exist_ok=True)
     for file in folder.glob("*.json"):
         if file.stem not in made:
@@ -492,12 +492,12 @@ def write_folder(folder: Path, made: Mapping[str, Vector]) -> None:
 
 
 def committed() -> dict[str, Vector]:
-    """Read the vectors as they are."""
+    """Read the stored vectors."""
     return read_folder(FOLDER)
 
 
 def main() -> None:
-    """Write every vector, and remove those that are no more."""
+    """Write every vector, and remove obsolete ones."""
     write_folder(FOLDER, dict(vectors(committed())))
 
 

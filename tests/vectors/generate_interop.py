@@ -1,7 +1,7 @@
 """Make the interop suite: ``python -m tests.vectors.generate_interop`` writes ``interop/FORM/``, for other programs.
 
-Small cases come from the library, from bytes that follow from their names. Sessions and most refusals are those of
-``pairwise_mask/`` and ``one_message/`` here, with their messages cut into parts. Nothing is random.
+The library computes small cases from bytes derived from their names. Sessions and most refusals are those of
+``pairwise_mask/`` and ``one_message/`` here, with their messages split into parts. Nothing is random.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WIDTHS: Final = (1, 7, 8, 13, 16, 20, 31, 32, 33, 64)
 
 
 def drawn(*parts: object, size: int = 32) -> bytes:
-    """Return bytes that follow from what they are for."""
+    """Return bytes derived from their purpose."""
     return hashlib.shake_256("/".join(("kit/1", *map(str, parts))).encode()).digest(size)
 
 
@@ -117,7 +117,7 @@ def framing() -> Files:
 
 
 def keys() -> Files:
-    """Make key pairs, what two of them agree on, keys that are refused, certificates and key files."""
+    """Make key pairs, their agreements, refused keys, certificates and key files."""
     pairs, agreed = list[Vector](), list[Vector]()
     for at in range(4):
         t0, context = drawn("t0", at), drawn("context", at)
@@ -179,13 +179,13 @@ ROLES: Final = (KeyRole.CHANNEL, KeyRole.MASK)
 
 
 def vectors_of(bits: int, *what: object, count: int = 9) -> Any:
-    """Return elements of a ring that follow from what they are for."""
+    """Return elements of a ring derived from their purpose."""
     words = np.frombuffer(drawn("elements", bits, *what, size=8 * count), "<u8")
     return (words & np.uint64((1 << bits) - 1)).astype(Ring(bits).word)
 
 
 def masking() -> Files:
-    """Make streams, packing, masks that are added, check words, shares and graphs."""
+    """Make streams, packing, added masks, check words, shares and graphs."""
     streams = list[Vector]()
     for segment, size in ((0, 16), (0, 100), (1, 40), (255, 17), (65535, 33)):
         key = drawn("stream", segment, size=16)
@@ -246,7 +246,7 @@ TERMS_OF: Final[Mapping[str, Vector]] = {
 
 
 def text_of(terms: Mapping[str, Any]) -> str:
-    """Return terms as a server writes them."""
+    """Return terms in a server's form."""
     return json.dumps(terms, sort_keys=True)
 
 
@@ -291,7 +291,7 @@ def encodings() -> Files:
         )
         said = json.loads(description.encode()) | {"terms": text_of(TERMS)}
         if number == 9:
-            said |= {"deadline": 3, "must_know": ["terms"]}  # A field of a later version, which is passed over.
+            said |= {"deadline": 3, "must_know": ["terms"]}  # A field of a later version, which is ignored.
         descriptions.append({"description": json.dumps(said), "round": said["round_number"], "terms": said["terms"]})
         proof = form + signing(seed).sign(Label.HTTP_PROOF, json.dumps(said).encode(), ClientId(number).encode(), form)
         told = {"description": json.dumps(said), "id": str(number), "seed": seed.hex()}
@@ -301,7 +301,7 @@ def encodings() -> Files:
 
 
 def _codes(name: str, terms: Vector, values: Sequence[Any], bits: int, scale: float) -> Vector:
-    """Return which elements are right: floor or ceiling of a clipped quotient, within the codes, modulo the ring."""
+    """Return the valid elements: floor or ceiling of a clipped quotient, within the codes, modulo the ring."""
     greatest, allowed = 2 ** (terms["bits"] - 1) - 1, list[list[str]]()
     for value in values:
         quotient = 0.0 if value == "nan" else min(terms["clip"], max(-terms["clip"], float(value))) / scale
@@ -395,7 +395,7 @@ def suite() -> Files:
 
 
 def main() -> None:
-    """Write every file, and remove those that are no more."""
+    """Write every file, and remove obsolete ones."""
     made = dict(suite())
     for file in FOLDER.glob("*/*.json"):
         if f"{file.parent.name}/{file.stem}" not in made:

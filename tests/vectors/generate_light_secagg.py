@@ -1,7 +1,7 @@
 """Make the vectors of LightSecAgg: ``python -m tests.vectors.generate_light_secagg`` writes them.
 
-The sum comes out of the library, driven with coins that follow from its name; pieces that were recorded are taken over,
-because HPKE draws coins of its own. What a negative vector expects stands in ``NEGATIVES``, by hand.
+The library computes the sum with coins derived from its name; recorded pieces are reused, because HPKE draws its own
+coins. The expectations of negative vectors are written by hand in ``NEGATIVES``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INPUTS: Final[Mapping[str, Any]] = {
     "18446744073709551614": [["5", "5", "5", "-1"], ["7", "7"]],
 }
 GONE: Final = {State.INPUTS: ["18446744073709551614"], State.ANSWERS: ["4294967296"]}
-"""Who is gone before answering in a stage, and in those that follow."""
+"""Clients that drop out before answering in a stage."""
 STAGES: Final = (
     (State.KEYS, "key", ""),
     (State.PIECES, "pieces", "roster"),
@@ -52,7 +52,7 @@ def flipped(at: int) -> Edit:
 
 
 def cut(message: bytes) -> bytes:
-    """Leave the last byte away."""
+    """Omit the last byte."""
     return message[:-1]
 
 
@@ -67,12 +67,12 @@ def large(message: bytes) -> bytes:
 
 
 def huge(message: bytes) -> bytes:
-    """Say that there are 2^32 - 1 entries or bytes."""
+    """Declare 2^32 - 1 entries or bytes."""
     return message[:BODY] + b"\xff" * 4 + message[BODY + 4 :]
 
 
 def swapped(message: bytes) -> bytes:
-    """Exchange the first two clients' ids."""
+    """Swap the first two clients' ids."""
     size = 12 + int.from_bytes(message[BODY + 12 : BODY + 16], "big")
     first, second = BODY + 4, BODY + 4 + size
     ids = message[first : first + 8], message[second : second + 8]
@@ -117,7 +117,7 @@ class Play:
     """The parties of the sum."""
 
     def __init__(self, vector: Vector) -> None:
-        """Prepare them, with the coins that follow from their names."""
+        """Prepare them with coins derived from their names."""
         setting = vector["setting"]
         self.layout = Layout(tuple(RingSegment(*row) for row in setting["layout"]))
         numbers = {key: setting[key] for key in ("population", "privacy", "target")}
@@ -134,7 +134,7 @@ class Play:
         self.inputs, self.server = vector["inputs"], Server(self.configuration, None)
 
     def client(self, name: str) -> Client:
-        """Return a client that has said nothing."""
+        """Return a client that has sent nothing."""
         rows = self.inputs[name]
         rings = self.layout.require_rings()
         vectors = tuple(one.ring.from_integers([int(v) for v in row]) for one, row in zip(rings, rows, strict=True))
@@ -164,7 +164,7 @@ class Play:
 
 
 def negatives(messages: Mapping[str, str]) -> Iterator[tuple[str, Vector]]:
-    """Write down one change to the sum each, and what it ends in."""
+    """Return cases with one change to the sum each, and the expected outcome."""
     for to, cases in (("server", SERVER_CASES), (f"client/{FIRST}", CLIENT_CASES)):
         for name, (stage, edit, expect) in cases.items():
             own = to == "server" or stage == "delivery"
@@ -181,7 +181,7 @@ def negatives(messages: Mapping[str, str]) -> Iterator[tuple[str, Vector]]:
 
 
 def vectors(recorded: Mapping[str, Vector]) -> Iterator[tuple[str, Vector]]:
-    """Make both files; ``recorded`` are those of an earlier time."""
+    """Make both files; ``recorded`` are those of an earlier run."""
     vector: Vector = {**HEAD, "comment": "5 clients, one gone before it uploads, one after", "setting": SETTING}
     vector["inputs"] = dict(INPUTS)
     messages, result = Play(vector).run(recorded.get("sum", {}).get("messages", {}))

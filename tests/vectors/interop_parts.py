@@ -1,4 +1,4 @@
-"""Messages of the interop suite in parts: those of pairwise masks by the tables here, of one message as declared."""
+"""Messages of the interop suite in parts: pairwise masks' by the tables here, one message's by declaration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, Writer
 
 Rows = Sequence[tuple[str, Any]]
-"""Names and sizes. A list stands for rows that repeat: as often as a number of 4 bytes says, or to the end where there
-is no name. A number below 0 is what is left, modulo it; VARIABLE is a length of 4 bytes, and so much."""
+"""Names and sizes. A list is repeated rows: as many as a 4-byte number says, or to the end if there is no name. A
+number below 0 is the rest, modulo it; VARIABLE is a length of 4 bytes, and this many bytes."""
 Parts = list[list[str]]
 HEADER: Final = 7
 VARIABLE: Final = "variable"
@@ -87,7 +87,7 @@ def signing(seed: bytes) -> SigningKey:
 
 
 def pairwise_rows(*, is_active: bool, clients: int, packed: Sequence[int]) -> dict[str, Rows]:
-    """Return the parts of every kind of message of a session, behind header and tag."""
+    """Return the parts of every kind of a session's messages, after header and tag."""
     flags = (clients + 7) // 8
     signature: Rows = [("signature", 64)] if is_active else []
     commitment: Rows = [("commitment", 32)] if is_active else []
@@ -116,7 +116,7 @@ def pairwise_rows(*, is_active: bool, clients: int, packed: Sequence[int]) -> di
 
 
 class Cut:
-    """A message that is cut into its parts, from its first byte to its last."""
+    """A message that is split into its parts, from its first byte to its last."""
 
     def __init__(self, message: bytes, rows: Rows) -> None:
         self._message, self._at, self.parts = message, 0, Parts()
@@ -183,7 +183,7 @@ def one_message_parts(name: str, message: bytes) -> Parts:
 
 
 def _declared(value: Any, before: str) -> Parts:
-    """Cut the fields of a declaration; what stands in a list has its number."""
+    """Cut the fields of a declaration; items of a list are numbered."""
     found = Parts()
     for field, how in _fields(value).items():
         held: Any = getattr(value, field)

@@ -1,6 +1,6 @@
-"""What the interop suite has refused: damage by rule, offers that are no configuration, and negative vectors.
+"""Refusals of the interop suite: damage by rule, offers without a valid configuration, and negative vectors.
 
-Nothing that is expected here comes from the library.
+No expectation here comes from the library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SENT_BY_CLIENTS: Final = {
 
 
 def damages(message: bytes, *, is_offer: bool, by_server: bool) -> Iterator[tuple[str, int, int, bytes, str, str]]:
-    """Damage a message in every way: how, where, how many bytes are removed, what is inserted, reason, what follows."""
+    """Damage a message in every way: name, place, number of removed bytes, inserted bytes, reason, consequence."""
     tag = ("another form", "wrong_version") if is_offer else ("another tag", "wrong_session")
     size = len(message)
     yield "foreign beginning", 0, 1, b"s", "not_canonical", "continues"
@@ -39,7 +39,7 @@ def damages(message: bytes, *, is_offer: bool, by_server: bool) -> Iterator[tupl
 
 
 def damaged(name: str, vector: Vector) -> Iterator[Vector]:
-    """Damage every message of the second client, and every one that it is sent."""
+    """Damage every message from and to the second client."""
     client, mode = list(vector["inputs"])[1], "active" if vector["identities"] else "semi-honest"
     for before, step in enumerate(vector["operations"]):
         by_server = step["role"] == "server"
@@ -79,12 +79,12 @@ OFFERS: Final[Mapping[str, Mapping[str, Sequence[int]]]] = {
     "active_full": {"quorum": (0, 5), "committee size": (5,), "authority": (0,)},
     "active_sparse_committee": {"degree": (0, 3, 8), "quorum": (5,)},
 }
-"""Numbers with which an offer is no configuration."""
+"""Numbers that make an offer's configuration invalid."""
 ANOTHER: Final = ("task", "model digest", "round", "application digest")
 
 
 def offers(name: str, parts: Sequence[Sequence[str]]) -> Iterator[Vector]:
-    """Change one number of an offer, so that it is no configuration, or about something else."""
+    """Change one number of an offer, so that its configuration is invalid, or its subject differs."""
     at, numbers = 0, OFFERS[name]
     client = {"active_sparse_committee": "client/20"}.get(name, "client/2")
     seen = set[str]()
@@ -109,7 +109,7 @@ def offers(name: str, parts: Sequence[Sequence[str]]) -> Iterator[Vector]:
 
 
 def weak_rosters(vector: Vector) -> Iterator[Vector]:
-    """Show client 2 rosters that prove themselves, in which the keys of client 1 are refused."""
+    """Send client 2 consistent rosters in which the keys of client 1 are refused."""
     sent = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
     # An advertisement has its keys at 23 and 55, a roster of a full graph its root at 23 and its first entry at 91.
     entries = [sent[f"client/{client}/key_advertisement"][23:87] for client in range(1, 5)]
@@ -168,7 +168,7 @@ def changed(name: str, vector: Vector, base: Vector) -> Vector:
 
 
 def refused_in_pairwise(sessions: Mapping[str, Vector], bases: Sequence[str]) -> list[Vector]:
-    """Return what is refused in some sessions of pairwise masks."""
+    """Return the refusals in some sessions of pairwise masks."""
     found = [case for name in DAMAGED for case in damaged(name, sessions[name])]
     for name in OFFERS:
         found += offers(name, pairwise_parts("offer", bytes.fromhex(sessions[name]["messages"]["offer"]), {}))
@@ -209,7 +209,7 @@ def weak_holders(vector: Vector) -> Iterator[Vector]:
 def refused_in_one_message(
     sums: Mapping[str, Vector], negative: Mapping[str, Vector], bases: Sequence[str]
 ) -> list[Vector]:
-    """Return what is refused in some sums of one message."""
+    """Return the refusals in some sums of one message."""
     found = list(weak_holders(sums["semi_honest"]))
     for name, vector in negative.items():
         if vector["base"] not in bases or vector["expect"] == "ok":

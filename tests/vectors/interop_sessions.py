@@ -1,4 +1,4 @@
-"""Sessions of the interop suite: those of the vectors, with their messages in parts, and what their parties compute."""
+"""Sessions of the interop suite: those of the vectors, with messages in parts, and the parties' computations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Vector = dict[str, Any]
 
 
 def pairwise(vector: Vector) -> Vector:
-    """Return a session with its messages in parts, and what its clients compute on the way."""
+    """Return a session with its messages in parts, and its clients' intermediate results."""
     messages = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
     configuration = generate.configuration_of(vector["parameters"])
     told = next(message for name, message in messages.items() if name.endswith("advertised_keys"))
@@ -92,7 +92,7 @@ def _session(vector: Vector, protocol: str, computed: Vector, parts: Vector) -> 
 
 
 def one_message(vector: Vector) -> Vector:
-    """Return a sum with its messages in parts, and what its clients draw."""
+    """Return a sum with its messages in parts, and its clients' draws."""
     messages = {name: bytes.fromhex(message) for name, message in vector["messages"].items()}
     agreement = Offer.decode(messages["offer"]).agree()
     degree, count = agreement.parameters.degree, agreement.parameters.coefficients

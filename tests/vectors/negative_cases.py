@@ -1,4 +1,4 @@
-"""What a party must refuse: one change to a good session each, and the reason and the culprits that it must end in.
+"""Required refusals: one change to a valid session each, with the expected reason and culprits.
 
 The expectations are written by hand, from ``protocols/pairwise_mask/README.md`` and the attributions in ``Reason``.
 """
@@ -12,25 +12,25 @@ from typing import Any
 Vector = dict[str, Any]
 Messages = Mapping[str, str]
 Edit = Callable[[bytes, Messages], tuple[int, int, bytes]]
-"""From a message and all messages: where it is cut, how many bytes are taken out, and what takes their place."""
+"""From a message and all messages: the position, the number of removed bytes, and their replacement."""
 SERVER = "server/0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Negative:
-    """A good session with one change."""
+    """A valid session with one change."""
 
     name: str
     base: str
     message: str
-    """The message that is changed, left out, or sent again."""
+    """The message that is changed, omitted, or repeated."""
     edit: Edit | None = None
     does: str = "alter"
     sender: str = ""
     expect: str
     culprits: tuple[str, ...] = ()
     fails: str = ""
-    """What the server does when the change shows: "unmask" or "close_round"; by default it shows at once."""
+    """Server's operation that detects the change: "unmask" or "close_round"; by default it is detected at once."""
     complaints: tuple[tuple[str, tuple[str, ...]], ...] = ()
     faults: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
 
@@ -44,7 +44,7 @@ def flip(at: int, bits: int = 1) -> Edit:
 
 
 def put(at: int, data: bytes) -> Edit:
-    """Write over what stands there."""
+    """Overwrite bytes."""
     return lambda _, __: (at, len(data), data)
 
 
@@ -54,17 +54,17 @@ def put_number(at: int, value: int, size: int = 4) -> Edit:
 
 
 def copy(at: int, length: int, source: str, start: int) -> Edit:
-    """Write what stands somewhere else in the session."""
+    """Write bytes from elsewhere in the session."""
     return lambda _, messages: (at, length, bytes.fromhex(messages[source])[start : start + length])
 
 
 def splice(at: int, removed: int, inserted: bytes) -> Edit:
-    """Take out bytes, and put others in their place."""
+    """Replace bytes by others."""
     return lambda _, __: (at, removed, inserted)
 
 
 def cut_last(message: bytes, _: Messages) -> tuple[int, int, bytes]:
-    """Leave out the last byte."""
+    """Omit the last byte."""
     return len(message) - 1, 1, b""
 
 
@@ -77,7 +77,7 @@ def append(message: bytes, _: Messages) -> tuple[int, int, bytes]:
 
 
 Cases = Mapping[str, tuple[Edit, str] | tuple[Edit, str, str]]
-"""By name: what is changed, the reason, and a client that is to blame as well."""
+"""By name: the change, the reason, and another client to blame."""
 
 
 def _refused(base: str, message: str, cases: Cases, blamed: tuple[str, ...] = (SERVER,)) -> list[Negative]:
@@ -89,7 +89,7 @@ def _refused(base: str, message: str, cases: Cases, blamed: tuple[str, ...] = (S
 
 
 def _server_refuses(base: str, kind: str, cases: Cases) -> list[Negative]:
-    """Let the server refuse a message in the name of client 2: it or the way is to blame, or another client as well."""
+    """Let the server refuse a message in client 2's name: it or the network is to blame, or also another client."""
     return _refused(base, f"client/2/{kind}", cases, ("client/2", SERVER))
 
 
@@ -412,7 +412,7 @@ NEGATIVES: tuple[Negative, ...] = (
         expect="already_answered",
         culprits=(SERVER,),
     ),
-    # A message that another client sends, and one that never comes.
+    # A message from another client, and one that never arrives.
     *(
         Negative(
             name=name,
@@ -443,7 +443,7 @@ NEGATIVES: tuple[Negative, ...] = (
 
 
 def negative(case: Negative, base: Vector) -> Vector:
-    """Return the change, and the operations from the base's first to the one that fails."""
+    """Return the change, and the operations from the base's first one to the failing one."""
     messages: Messages = base["messages"]
     operations: list[Vector] = base["operations"]
     receiver, _, shown = case.message.rpartition("/")
@@ -470,7 +470,7 @@ def negative(case: Negative, base: Vector) -> Vector:
         return {"base": case.base, "change": change, "operations": [*steps, changed | outcome]}
     fails = next(place for place in range(index, len(operations)) if operations[place]["do"] == case.fails)
     if case.does == "omit":
-        # The client does not send what the server then does not get.
+        # The client does not send the message that the server lacks.
         steps = [{"base": [0, index - 1]}]
     else:
         steps.append(changed | {"expect": "ok"})
