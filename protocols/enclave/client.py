@@ -31,12 +31,10 @@ from secagg.errors import NOBODY, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.privacy.kinds import clip_into, squared_norm
 from secagg.session.certificates import Authority
-from secagg.session.ledger import Spent
 from secagg.session.one_answer import OneStageClientSession
 from secagg.session.standings import require_standing
 from secagg.wire import MessageKind
 
-from .seal_ledger import SealLedger
 from .trusted.bounded import LANES, WORD, runs
 from .trusted.configuration import EnclaveConfiguration
 from .trusted.messages import (
@@ -62,6 +60,7 @@ from .verified_enclave import VerifiedEnclave, weaker
 
 if TYPE_CHECKING:
     from secagg.session.client_policy import ClientPolicy, Compared
+    from secagg.session.ledger import Spent
     from secagg.session.roles import LazyUpdate, Subject
 
     from .member import MemberParts
@@ -232,9 +231,7 @@ class Client(OneStageClientSession):
         """Begin a session; refuse a certificate for another key, and a client with neither an authority nor noise."""
         super().__init__(member.certificate.client, subject, update, suspended)
         certificate = member.certificate
-        self.ledger = member.ledger(subject.task)
-        if type(self.ledger) is not SealLedger:
-            raise Misuse(f"EnclaveMember(ledger=) must return a SealLedger; got {type(self.ledger).__name__}")
+        self.ledger = member.ledger_of(subject.task)
         if member.policy.authority is None and member.privacy is None:
             raise InvalidParameters(
                 "without an authority the host can invent every other client, so only noise protects this one; set "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import Confined
+from secagg.errors import Misuse
 from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.registry import Clock
@@ -40,6 +41,12 @@ class MemberParts(Confined, ABC):
     threads: int = 1
     standings: Standings = field(default_factory=SeenStandings)
     """Remembers the authority's newest standing: a ``Store``, or by default the memory of this process."""
+
+    def ledger_of(self, task: bytes) -> SealLedger:
+        ledger = self.ledger(task)
+        if type(ledger) is not SealLedger:
+            raise Misuse(f"EnclaveMember(ledger=) must return a SealLedger; got {type(ledger).__name__}")
+        return ledger
 
     @abstractmethod
     def verified(self, attested: bytes, collateral: bytes, configuration: EnclaveConfiguration) -> VerifiedEnclave:
