@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from secagg.cli import main
-from secagg.parameters import SecurityMode, usual_corrupted
+from secagg.parameters import SecurityMode
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.pairwise_mask import PairwiseOptions
+from secagg.session.client_policy import usual_corrupted
 from tests.harness.documents import blocks_of, run_python
 
 INLINE_CODE = re.compile(r"`([^`\n]+)`")

@@ -11,8 +11,8 @@ from secagg.crypto.entropy import Coins
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.secret import Confined
 from secagg.identifiers import ClientId
-from secagg.parameters import Suite, usual_corrupted
-from secagg.session.client_policy import ClientPolicy
+from secagg.parameters import Suite
+from secagg.session.client_policy import ClientPolicy, usual_corrupted
 from secagg.session.ledger import SpentUpdates
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject

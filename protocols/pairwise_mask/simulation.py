@@ -15,9 +15,9 @@ from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined
 from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, NO_STANDING, SIGNATURE_BYTES
-from secagg.session.client_policy import ClientPolicy
+from secagg.session.client_policy import ClientPolicy, usual_corrupted
 from secagg.session.ledger import uncharged
 from secagg.session.privacy_ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry

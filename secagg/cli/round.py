@@ -170,7 +170,8 @@ def _require_ranges(options: argparse.Namespace) -> None:
 def _rehearsal(
     entry: ProtocolEntry, options: argparse.Namespace, inputs: SyntheticUpdates | WindowedInputs, first: int
 ) -> Rehearsal:
-    from secagg.parameters import LEAST_COHORT, Suite, usual_corrupted
+    from secagg.parameters import LEAST_COHORT, Suite
+    from secagg.session.client_policy import usual_corrupted
     from secagg.simulation.rehearsal import Rehearsal, client_ids, spread_dropouts
 
     clients = options.clients

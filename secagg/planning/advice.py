@@ -10,7 +10,7 @@ from typing import Final
 
 from secagg.compression.cohort_bits import MOST_NOISE as MOST_CODE_NOISE
 from secagg.errors import InvalidParameters
-from secagg.parameters import SecurityMode, usual_corrupted
+from secagg.parameters import SecurityMode
 from secagg.planning.costs import INDEXED, WHOLE_UPDATES, Comparison, PlanRequest, Scheme
 from secagg.privacy.accounting import ReleasePart, epsilon
 from secagg.privacy.client_noise import MOST_NOISE, clients_for, said_epsilon
@@ -18,6 +18,7 @@ from secagg.privacy.guessing import said_guessable
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.pairwise_mask import LARGEST_WHOLE_COMMITTEE, PairwiseOptions
 from secagg.protocols.two_servers import MODULI
+from secagg.session.client_policy import usual_corrupted
 from secagg.session.run import ONE_IN
 
 # --- Noise ------------------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ from secagg.contract.layout import (
 )
 from secagg.errors import CapacityExceeded, InvalidParameters
 from secagg.options import declared
-from secagg.parameters import Suite, usual_dropped
+from secagg.parameters import Suite
 from secagg.quick.model_session import planned
+from secagg.session.client_policy import usual_dropped
 from secagg.session.registry import ProtocolEntry, find, names
 from secagg.session.run import Costs
 

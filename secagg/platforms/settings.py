@@ -14,9 +14,10 @@ from secagg.compression.cohort_bits import COHORT_BITS, places_for
 from secagg.compression.peak import MOST_SUMMED_PLACES
 from secagg.errors import InvalidParameters
 from secagg.options import Options, declared, escaped, option, spelled, suggestion
-from secagg.parameters import LEAST_COHORT, SecurityMode, Suite, usual_corrupted, usual_dropped
+from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.protocols.pairwise_mask import CURIOUS_PRIVACY_BITS, PairwiseOptions, Topology
 from secagg.session import registry
+from secagg.session.client_policy import usual_corrupted, usual_dropped
 from secagg.wire import FORMS
 
 PREFIX: Final = "secagg-"

@@ -34,7 +34,8 @@ from secagg.crypto.entropy import Coins
 from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.options import declared, suggestion
-from secagg.parameters import LEAST_COHORT, require_integer, usual_corrupted, usual_dropped
+from secagg.parameters import LEAST_COHORT, require_integer
+from secagg.session.client_policy import usual_corrupted, usual_dropped
 from secagg.session.registry import (
     ChosenProtocol,
     Clock,

@@ -14,15 +14,7 @@ from typing import Annotated, Any, Final, Self, cast, get_args, get_type_hints
 
 from secagg.choices import Accumulation, ReleaseForm, SharingMode, Topology
 from secagg.errors import InvalidParameters, Misuse, Reason
-from secagg.parameters import (
-    LEAST_COHORT,
-    LEAST_THRESHOLD,
-    SecurityMode,
-    Suite,
-    require_integer,
-    require_members,
-    usual_corrupted,
-)
+from secagg.parameters import LEAST_COHORT, LEAST_THRESHOLD, SecurityMode, Suite, require_integer
 from secagg.wire import CHECKED_FORM, FORM
 
 Compared = tuple[str, Any, str]
@@ -30,6 +22,32 @@ Compared = tuple[str, Any, str]
 _KEY_BYTES: Final = 32
 _MOST_CLIENTS: Final = (1 << 32) - 1
 _MOST_NORM: Final = 1 << 40
+_CORRUPTED_IN, _DROPPED_IN = 10, 10
+_DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW, _LEAST_WITH_DROPPED = 3, 10, 4
+
+
+def usual_corrupted(clients: int) -> int:
+    """Default number of clients assumed to collude with the server: one in ten, rounded up.
+
+    Plans and client policies share this default, so that a default plan satisfies a default policy.
+    """
+    return -(-clients // _CORRUPTED_IN)
+
+
+def usual_dropped(clients: int) -> int:
+    """Default number of clients that may drop out: one in three of up to 30, 10 of up to 100, one in ten of more.
+
+    Small cohorts lose a larger share by chance; in large ones each tolerated dropout costs neighbours. A protocol that
+    cannot tolerate this number uses its maximum.
+    """
+    few = min(clients // _DROPPED_IN_A_FEW, _DROPPED_OF_A_FEW) if clients >= _LEAST_WITH_DROPPED else 0
+    return max(few, clients // _DROPPED_IN)
+
+
+def require_members(name: str, members: object, kind: type[Enum]) -> None:
+    """Require a frozenset of some members of an enumeration; ``in`` would find any part of a string."""
+    if type(members) is not frozenset or not members or {type(m) for m in cast("frozenset[object]", members)} != {kind}:
+        raise InvalidParameters(f"{name} must be a frozenset of at least one {kind.__name__}; got {members!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import pytest
 
 from secagg.conformance.rehearsal import Rehearsal
 from secagg.errors import InvalidParameters
-from secagg.parameters import SecurityMode, usual_corrupted
+from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import PairwiseOptions, Topology
 from secagg.protocols.pairwise_mask.simulation import ENTRY
+from secagg.session.client_policy import usual_corrupted
 from tests.harness.session_worlds import candidate_of, client_ids
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.options import declared
-from secagg.parameters import SecurityMode, usual_dropped
+from secagg.parameters import SecurityMode
 from secagg.platforms.client_node import ClientNode
 from secagg.platforms.plugs import plug_of
 from secagg.platforms.settings import SecAggSettings
 from secagg.quick.model_session import planned
-from secagg.session.client_policy import ClientPolicy
+from secagg.session.client_policy import ClientPolicy, usual_dropped
 from secagg.session.registry import find, planned_settings
 
 NODE = ClientNode.of(

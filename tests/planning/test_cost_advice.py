@@ -10,12 +10,12 @@ import pytest
 
 from secagg.cli import main
 from secagg.errors import InvalidParameters
-from secagg.parameters import usual_corrupted
 from secagg.planning.advice import PlannedNoise, advice, explained
 from secagg.planning.costs import INDEXED, PlanRequest, Scheme, compare, shapes_of_blocks
 from secagg.platforms.settings import SecAggSettings
 from secagg.protocols.two_servers.point_functions.lanes import RingLanes
 from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, tree_bits
+from secagg.session.client_policy import usual_corrupted
 
 
 def advice_on(block_size: int = 4, blocks: int = 1 << 14, **options: Any) -> list[str]:

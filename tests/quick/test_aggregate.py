@@ -28,11 +28,11 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.options import declared
-from secagg.parameters import SecurityMode, Suite, usual_corrupted, usual_dropped
+from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.enclave import EnclaveOptions
 from secagg.protocols.pairwise_mask import PairwiseOptions, Topology
 from secagg.quick.trees import Shapes, digest_of, leaves
-from secagg.session.client_policy import ClientPolicy
+from secagg.session.client_policy import ClientPolicy, usual_corrupted, usual_dropped
 from secagg.session.registry import ProtocolName, find, names
 from secagg.session.run import Measured, run
 
