@@ -141,6 +141,23 @@ def test_policies_are_of_their_own_type() -> None:
         share(client_of(policy=None))
 
 
+@pytest.mark.parametrize("unpinned", ["authority", "server_keys"])
+def test_a_client_that_pins_not_both_servers_and_their_authority_joins_nothing(unpinned: str) -> None:
+    """Else whoever invites it would choose them."""
+    none: dict[str, Any] = {unpinned: None}
+    with pytest.raises(InvalidParameters, match="a client pins both servers: set authority and server_keys"):
+        share(client_of(policy=replace(ROUND.policy, **none)))
+
+
+@pytest.mark.parametrize("now", [None, NOW.timestamp(), NOW.replace(tzinfo=None)], ids=["none", "a number", "no zone"])
+def test_a_clock_tells_the_time_of_a_zone(now: Any) -> None:
+    """A time without one is read as local time, by which a round may not have expired yet."""
+    client = client_of()
+    with pytest.raises(Misuse, match="must be a datetime with a time zone"):
+        share(client, now=now)
+    assert client.ledger.last(SETUP.task) == -1
+
+
 def test_nothing_secret_is_left_of_an_upload_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets, bodies = list[Secret](), list[bytearray]()
     initialise: Callable[..., None] = Secret.__init__
