@@ -275,7 +275,7 @@ def _description(path: Path) -> Iterator[str]:
             index = next((index for index in range(SERVERS) if path.name == server_file(index)), 0)
             with load_server_keys(path, index) as private:
                 yield f"{private.server} signs with {private.public.signing_key.hex()}; this file is private"
-        case _ if path.is_dir():
+        case _ if (path / "state.db").exists():
             with closing(StandingRounds(path)) as rounds:
                 yield f"{rounds.count} rounds of {rounds.tasks} tasks were started"
         case _:

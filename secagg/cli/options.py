@@ -32,6 +32,12 @@ def _add_limit(add: Callable[..., argparse.Action], name: str, *, is_required: b
     add(option, type=int, default=usual, required=is_required, metavar="N", help=text)
 
 
+def task(text: str) -> str:
+    """Return a task's name; argparse turns the error of one that is not UTF-8 into a sentence."""
+    text.encode()
+    return text
+
+
 def protocol_name(text: str) -> str:
     """Return a protocol's name; an error suggests a similar one."""
     try:
@@ -155,9 +161,8 @@ def _add_holder(commands: Any) -> None:  # noqa: ANN401 -- argparse names the ty
     _add_limit(more.add_argument, "minimum_cohort")
     more.add_argument("--corrupted", type=int, default=1, metavar="N", help="minimum of the epoch's (default: 1)")
     _add_limit(more.add_argument, "minimum_holders")
-    more.add_argument(
-        "--task", action="append", default=[], metavar="NAME", help="the only task; repeat for several (default: any)"
-    )
+    only = "the only task; repeat for several (default: any)"
+    more.add_argument("--task", type=task, action="append", default=[], metavar="NAME", help=only)
     more.add_argument("--memory", type=int, default=1024, metavar="MIB", help="memory for shares (default: 1024)")
     more.add_argument(
         "--key-hours", type=float, default=12.0, metavar="H", help="lifetime of its keys, at most 24 (default: 12)"
@@ -216,7 +221,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     more.add_argument(
         "--maximum-hours", type=int, default=24, metavar="N", help="maximum length of a round (default: %(default)s)"
     )
-    more.add_argument("--task", default="", metavar="PREFIX", help="prefix of accepted tasks (default: any)")
+    more.add_argument("--task", type=task, default="", metavar="PREFIX", help="prefix of accepted tasks (default: any)")
     more.add_argument("--suites", default="classic,hybrid", help="accepted suites (default: %(default)s)")
     more.add_argument("--threads", type=int, default=1, help="number of threads (default: %(default)s)")
     command.set_defaults(run=when_run("secagg.cli.operators", "serve_second_server"))
@@ -359,7 +364,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
         "--statistics", type=Path, metavar="FILE", help="declaration of statistics to sum, instead of --values"
     )
     serve.add_argument("--clients", type=int, help="number of clients; ids are 0 to N-1 (default: roster size)")
-    serve.add_argument("--task", default="sum", help="name of the task, equal at clients (default: %(default)s)")
+    serve.add_argument("--task", type=task, default="sum", help="the task's name, as at clients (default: %(default)s)")
     serve.add_argument(
         "--tasks", type=Path, metavar="FILE", help="several tasks at once: TOML with a table [NAME] of options for each"
     )
@@ -453,7 +458,7 @@ def _add_contribute(contribute: argparse.ArgumentParser) -> None:
     who = contribute.add_mutually_exclusive_group(required=True)
     who.add_argument("--identity", type=Path, metavar="FILE", help="this client's key file from `secagg keys`")
     who.add_argument("--client", type=int, metavar="N", help="this client's number, if clients have no keys")
-    contribute.add_argument("--task", default="sum", help="the only accepted task (default: %(default)s)")
+    contribute.add_argument("--task", type=task, default="sum", help="the only accepted task (default: %(default)s)")
     more = contribute.add_argument_group("further options")
     more.add_argument("--server-cert", type=Path, metavar="FILE", help="certificate of the server or its issuer")
     more.add_argument("--state", type=Path, metavar="DIR", help="folder for sealed progress (default: in memory)")

@@ -120,11 +120,7 @@ def subject_of(plan: Session[Any] | Plan, task: str, number: int, terms: Mapping
     """Return the subject of a sum, with the digest of its terms."""
     from secagg.transport.description import terms_digest
 
-    try:
-        name = task.encode()
-    except UnicodeEncodeError:
-        raise InvalidParameters("--task must be valid UTF-8; use another name") from None
-    return replace(plan.subject(task=name, round_number=number, model=()), terms=terms_digest(terms))
+    return replace(plan.subject(task=task.encode(), round_number=number, model=()), terms=terms_digest(terms))
 
 
 class JsonLines(logging.Formatter):

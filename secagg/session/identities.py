@@ -541,7 +541,8 @@ def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_cl
     state.see_standing(before, roster.standing)
     state.rotate(before, roster.authority)
     fields = {"authority": roster.authority.hex(), "certificate": certificate.grant.hex()}
-    replace(path, _text({**_read(path, "client"), **fields}))
+    # A link stays one, so that the private key stays where it is.
+    replace(path.resolve(), _text({**_read(path, "client"), **fields}))
     return load_identity(path)
 
 
@@ -584,7 +585,7 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
             mode, fields = os.fstat(file.fileno()).st_mode, cast("object", json.loads(file.read()))
     except FileNotFoundError:
         raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or name another") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise _unreadable(path, kind) from None
     if not isinstance(fields, dict):
         raise _unreadable(path, kind)

@@ -137,6 +137,7 @@ def command(arguments: dict[str, str], **changes: str) -> list[str]:
         ({"servers": "roster.txt"}, "does not name two servers"),
         ({"suites": "classic,rsa"}, "--suites must be among classic, hybrid; got 'rsa'"),
         ({"threads": "0"}, "--threads must be at least 1"),
+        ({"task": "\udcff"}, "argument --task: invalid task value"),
         ({"minimum_cohort": "1"}, "minimum_cohort must be an integer in 2..2^32 - 1; got 1"),
         ({"maximum_cohort": "2"}, "maximum_cohort must be an integer of at least 3"),
         ({"maximum_hours": "0"}, "maximum_lifetime must be a time above 0; got 0:00:00"),
@@ -219,6 +220,14 @@ def shown(capsys: pytest.CaptureFixture[str], path: Path) -> str:
     status = main(["server", "show", str(path)])
     captured = capsys.readouterr()
     return captured.out if status == 0 else captured.err
+
+
+def test_a_folder_without_a_journal_is_shown_as_none_and_gets_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "folder").mkdir(mode=0o700)
+    assert "Is a directory" in shown(capsys, folder)
+    assert not [*folder.iterdir()]
 
 
 def test_every_file_says_what_it_holds_and_no_secret(

@@ -458,6 +458,17 @@ def test_a_client_follows_a_rotation_and_keeps_its_key_number_and_state(site: Si
     assert site.path.read_bytes() == written
 
 
+def test_a_key_behind_a_link_stays_where_it_is(site: Site, tmp_path: Path) -> None:
+    """Such as on a volume of its own: no copy of the private key appears beside the link."""
+    (volume := tmp_path / "volume").mkdir()
+    kept = site.path.rename(volume / "own.key")
+    site.path.symlink_to(kept)
+    rotate(site.roster, AUTHORITY, OTHER, clock=at(1))
+    site.follows(1.5)
+    assert site.path.is_symlink()
+    assert load_identity(kept).authority.public_key == OTHER.public_key
+
+
 def test_a_client_does_not_follow_to_a_key_that_its_authority_did_not_sign(site: Site, tmp_path: Path) -> None:
     """A foreign roster that contains this client's key is not a rotation."""
     own = load_identity(site.path)

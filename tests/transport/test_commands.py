@@ -69,7 +69,7 @@ def update(tmp_path: Path) -> str:
         (("--clients", "5", "--values", str(1 << 40)), "1 to 268,435,456 values"),
         (("--clients", "5", "--group", "1"), "--group must be K/N"),
         (("--clients", "6", "--group", "1/2"), "--group requires --round"),
-        (("--clients", "5", "--task", "\udcff"), "--task must be valid UTF-8"),
+        (("--clients", "5", "--task", "\udcff"), "argument --task: invalid task value"),
         (("--clients", "2"), "--clients must be at least 3, because"),
         (("--clients", "0"), "--clients must be between 1 and"),
         (("--clients", "-5"), "--clients must be between 1 and"),
@@ -127,6 +127,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
     for place in ("http://[::1", "http://\udcff", "http://127.0.0.1:x"):
         assert "not a server address" in refusal(capsys, "contribute", place, *client[2:])
     assert "positive" in refusal(capsys, "contribute", URL, *client[2:], "--patience", "nan")
+    assert "invalid task value" in refusal(capsys, "contribute", URL, *client[2:], "--task", "\udcff")
     assert "in the clear" in refusal(capsys, *client)
     for place, meant in (("localhost:8750", "http://localhost:8750"), ("sums.example", "https://sums.example")):
         assert f"; use {meant}\n" in refusal(capsys, "contribute", place, *client[2:])
