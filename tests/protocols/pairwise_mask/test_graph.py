@@ -131,6 +131,17 @@ def test_who_is_no_neighbour_holds_no_share(graph: Graph) -> None:
             graph.point_of(stranger, 0)
 
 
+@pytest.mark.parametrize("graph", [sparse(24, 2), sparse(24, 4), sparse(24, 10), full(24)])
+def test_members_that_masks_connect_are_in_one_part(graph: Graph) -> None:
+    pairs = ({0, other} for other in range(1, 24))
+    for members in ({*range(0, 24, 2)}, {*range(12)}, {*range(3)}, {*range(24)}, *pairs):
+        parts = list[set[int]]()
+        for member in members:
+            reached = {member}.union(*(part for part in parts if part & {*graph.neighbours(member)}))
+            parts = [*(part for part in parts if not part & reached), reached]
+        assert sorted(map(sorted, graph.parts(members))) == sorted(map(sorted, parts))
+
+
 def test_strangers_and_oneself_have_no_edge_to_send_on() -> None:
     graph = sparse(9, 4)
     for stranger in set(range(9)) - set(graph.neighbours(2)):

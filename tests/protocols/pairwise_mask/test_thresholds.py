@@ -363,6 +363,13 @@ def test_where_everybody_is_a_neighbour_nobody_can_be_cut_off() -> None:
         least_threshold(SPARSE, SEMI_HONEST, population=9, degree=6, corrupted=2, dropped=9)
 
 
+def test_as_many_dropouts_as_a_client_has_neighbours_can_cut_it_off() -> None:
+    offer: dict[str, int] = {"population": 20, "degree": 2, "corrupted": 0}
+    assert least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=1) == 2
+    with pytest.raises(InvalidParameters, match="0 corrupted and 2 dropped of 20 clients.*could isolate"):
+        least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=2)
+
+
 # --- Committees that are offered --------------------------------------------------------------------------------------
 
 
