@@ -237,6 +237,7 @@ ROOMS: Final = (
         (
             *_in(
                 "tests/protocols/pairwise_mask",
+                "test_absent_clients.py",
                 "test_thresholds.py",
                 "test_configuration.py",
                 "test_graph.py",

@@ -55,8 +55,19 @@ def test_a_plan_for_more_dropouts_says_how_many_there_may_be(population: int, mo
     assert most is not None
     greedy = settings_in(mode, most + 1)
     assert not greedy.takes(population)
-    with pytest.raises(InvalidParameters, match=f"{population} clients with 1 corrupted tolerate at most {most} dropo"):
+    said = f"tolerate at most {most} {'dropout' if most == 1 else 'dropouts'} in {mode} mode; plan"
+    with pytest.raises(InvalidParameters, match=f"{population} clients with 1 corrupted {said}"):
         greedy.plan(SessionSetup().subject, population, b"\1" * 32, SystemCoins())
+
+
+def test_only_a_plan_for_few_clients_says_how_many_dropouts_there_may_be() -> None:
+    """For many, the search would take long."""
+    greedy, subject = PairwiseOptions(corrupted=1, dropped=100, minimum_cohort=20), SessionSetup(population=200).subject
+    with pytest.raises(InvalidParameters, match="128 clients with 1 corrupted tolerate at most"):
+        greedy.plan(subject, 128, b"\1" * 32, SystemCoins())
+    with pytest.raises(InvalidParameters) as caught:
+        greedy.plan(subject, 129, b"\1" * 32, SystemCoins())
+    assert "tolerate at most" not in str(caught.value)
 
 
 def test_a_cohort_without_any_session_is_told_so() -> None:

@@ -367,6 +367,14 @@ def test_a_layout_takes_no_more_parts_of_a_masks_stream_than_a_key_has(monkeypat
         replace(ACTIVE_FULL, layout=LAYOUT)
 
 
+def test_fine_bits_are_masked_and_not_sent() -> None:
+    """Check words are sent whole."""
+    segment = RingSegment(8, 100, 8)
+    configuration = replace(ACTIVE_FULL, layout=Layout((segment,)))
+    assert configuration.sent_bytes(segment) == 100 + 8 * 2
+    assert configuration.sent_bytes(RingSegment(16, 100)) == 2 * 108
+
+
 def test_a_client_judges_the_advertisers_by_its_own_policy() -> None:
     policy = ClientPolicy.among(8)
     ACTIVE_FULL.require_protected(policy, 8)

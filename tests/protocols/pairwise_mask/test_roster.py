@@ -1,6 +1,7 @@
 """The roster: its unique encoding, and the context that covers everything sent to a client."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from secagg.choices import Topology
 from secagg.contract import Layout, RingSegment
 from secagg.crypto.labels import Label, bind
-from secagg.errors import InvalidParameters, MalformedMessage, Reason
+from secagg.errors import InvalidParameters, MalformedMessage, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, SessionContext
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.configuration import (
@@ -45,6 +46,19 @@ def some_configuration(*, mode: SecurityMode = SecurityMode.SEMI_HONEST, attempt
         authority=b"a" * 32 if mode is SecurityMode.ACTIVE else NO_AUTHORITY,
         attempt=attempt,
     ).configuration
+
+
+@pytest.mark.parametrize("topology", Topology)
+def test_a_cohort_that_is_too_small_is_said_to_be_split_only_if_it_is(topology: Topology) -> None:
+    """Unmasking reveals the sum of each part; an operator invites more clients, or plans for more dropouts."""
+    is_sparse = topology is Topology.SPARSE
+    agreed = replace(some_configuration(), topology=topology, degree=2 * is_sparse, threshold=2, minimum_cohort=3)
+    roster = roster_of(agreed, encode_clients([ClientId(number) for number in range(6)]), ROOT, OPENING)
+    opposite = next(at for at in range(1, 6) if len(roster.graph.parts((0, at))) > 1) if is_sparse else 1
+    roster.require_cohort(ClientSet.of(6, range(6)), "upload")
+    why = " in one part of a graph that dropouts have split" if is_sparse else ""
+    with pytest.raises(ThresholdNotMet, match=f"3 must upload, {1 if is_sparse else 2} did{why}$"):
+        roster.require_cohort(ClientSet.of(6, (0, opposite)), "upload")
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
