@@ -366,7 +366,7 @@ def test_where_everybody_is_a_neighbour_nobody_can_be_cut_off() -> None:
 def test_as_many_dropouts_as_a_client_has_neighbours_can_cut_it_off() -> None:
     offer: dict[str, int] = {"population": 20, "degree": 2, "corrupted": 0}
     assert least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=1) == 2
-    with pytest.raises(InvalidParameters, match="0 corrupted and 2 dropped of 20 clients.*could isolate"):
+    with pytest.raises(InvalidParameters, match=r"0 corrupted and 2 dropped of 20 clients.*could isolate"):
         least_threshold(SPARSE, SEMI_HONEST, **offer, dropped=2)
 
 
