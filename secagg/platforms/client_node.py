@@ -347,11 +347,10 @@ DIRECTORY_VARIABLE: Final = "SECAGG_LEDGER_DIRECTORY"
 
 def state_folder() -> Path:
     """Return the folder of this user's permanent client state."""
-    if named := os.environ.get(DIRECTORY_VARIABLE):
-        folder = Path(named)
-    else:
-        state = os.environ.get("XDG_STATE_HOME")
-        folder = (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
+    named, state = (os.environ.get(name) for name in (DIRECTORY_VARIABLE, "XDG_STATE_HOME"))
+    folder = Path(named) if named else (Path(state) if state else Path.home() / ".local" / "state") / "secagg"
+    if not folder.is_absolute():
+        raise InvalidParameters(f"{folder} depends on where clients start; give {DIRECTORY_VARIABLE} an absolute path")
     durable.require_own_folder(folder, DIRECTORY_VARIABLE)
     durable.require_one_layer(folder, DIRECTORY_VARIABLE)
     return folder

@@ -354,6 +354,20 @@ def test_a_node_with_a_key_takes_part_without_it_only_by_its_own_word(tmp_path: 
         )
 
 
+@pytest.mark.parametrize("variable", ["SECAGG_LEDGER_DIRECTORY", "XDG_STATE_HOME"])
+def test_a_client_that_starts_elsewhere_does_not_forget_its_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A relative folder would be another one there, with no upload and a whole budget."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, "ledgers")
+    make_identities(tmp_path / "keys", [ClientId(3)], SystemCoins())
+    node = ClientNode.of({"identity": str(tmp_path / "keys" / "client-3.key")})
+    with pytest.raises(InvalidParameters, match="give SECAGG_LEDGER_DIRECTORY an absolute path"):
+        node.charges(node.load_identity({}), StateDirectory(tmp_path / "states", coins=SystemCoins()), ClientId(3))
+    assert not (tmp_path / "ledgers").exists()
+
+
 @pytest.mark.parametrize("modes_of", ["nobody", "the app", "the key's owner"])
 def test_a_server_that_only_says_that_keys_are_used_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes_of: str
