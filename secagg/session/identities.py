@@ -55,6 +55,7 @@ ROSTER_FILE: Final = "roster.txt"
 _FIRST: Final = "secagg-roster 1"
 _REQUEST: Final = "secagg-request-1"
 _HEAD: Final = re.compile(r"head [0-9]+ [0-9a-f]{128}")
+_ENTRY: Final = re.compile(r"(issued|revoked|authority|renewed|secagg-roster) |\s*$")
 DAYS: Final = 365
 _MOST_DAYS: Final = 3660
 
@@ -145,7 +146,7 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
         raise _no_roster(path, "it is not a text file") from None
     try:
         return _parsed(text, "" if known is None else known.text)
-    except (ValueError, TypeError, KeyError, InvalidParameters, AuthenticationFailed) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, InvalidParameters, AuthenticationFailed) as error:
         raise _no_roster(path, str(error) or "it was altered") from None
 
 
@@ -156,7 +157,8 @@ def _parsed(text: str, known: str) -> Roster:
         text += "\n"  # A copy or an editor dropped the last line's end: the head is whole, so its append counts.
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
-        if _HEAD.search(lines.pop()):  # Without a head it is a torn append, which nobody has received.
+        # A torn append, which nobody has received, has whole entries and no head.
+        if _HEAD.search(line := lines.pop()) or (line.endswith("\n") and not _ENTRY.match(line)):
             raise ValueError("the line of its last head was changed")
     if not lines:
         raise ValueError("it has no signed head")

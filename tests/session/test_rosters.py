@@ -613,6 +613,33 @@ def test_a_roster_whose_last_head_was_changed_is_not_read_without_what_was_revok
     assert path.read_bytes() == changed
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("head", "HEAD"), ("head", ""), ("head ", "head"), ("head ", "head \n"), (" ", "\n"), ("head ", "head 1\x0b ")],
+)
+def test_a_roster_whose_last_head_reads_as_another_line_is_refused(path: Path, old: str, new: str) -> None:
+    signs(path, asks(ANN), asks(BOB))
+    revoke(path, AUTHORITY, [ANN], clock=at(1))
+    text = path.read_text()
+    start = text.rindex("head ")
+    for blank in ("", "\n", " \n"):
+        path.write_text(text + blank)
+        assert load_roster(path).standing.revoked == (1,)
+        path.write_text(text[:start] + text[start:].replace(old, new, 1) + blank)
+        with pytest.raises(InvalidParameters, match="not a valid signed roster"):
+            load_roster(path)
+
+
+@pytest.mark.parametrize("line", ["renewed", f"head {1 << 70} {'0' * 128}", f"head -1 {'0' * 128}"])
+def test_a_roster_with_words_missing_or_too_large_is_refused(path: Path, line: str) -> None:
+    """A server that reads it again between sessions waits for a better one, and does not end."""
+    signs(path, asks(ANN))
+    whole = path.read_text()
+    path.write_text(f"{whole}{line}\n{whole.splitlines()[-1]}\n" if line == "renewed" else f"{whole}{line}\n")
+    with pytest.raises(InvalidParameters, match="not a valid signed roster"):
+        load_roster(path)
+
+
 def test_a_roster_that_is_not_there_is_not_signed_as_of_now(tmp_path: Path) -> None:
     """A daily renewal in another folder would sign that nothing was revoked, later than the roster's own head."""
     signs(roster := tmp_path / "roster.txt", asks(ANN))
