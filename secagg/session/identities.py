@@ -502,7 +502,7 @@ def load_identity(path: Path) -> ClientIdentity:
                 f"{path} has no certificate yet: give its request to the authority, and save the output of "
                 f"`secagg keys sign` as {beside}"
             )
-        fields["certificate"] = beside.read_text(encoding="ascii")
+        fields["certificate"] = beside.read_text(encoding="ascii", errors="replace")
     try:
         client = ClientId(fields["id"])
         authority = Authority(bytes.fromhex(fields["authority"]))

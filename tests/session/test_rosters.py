@@ -458,6 +458,14 @@ def test_a_client_follows_a_rotation_and_keeps_its_key_number_and_state(site: Si
     assert site.path.read_bytes() == written
 
 
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xff\xfe"])
+def test_a_certificate_that_an_editor_marked_is_refused_in_a_sentence(site: Site, mark: bytes) -> None:
+    beside = certificate_file(site.path)
+    beside.write_bytes(mark + beside.read_bytes())
+    with pytest.raises(InvalidParameters, match="is not a client file with a valid certificate"):
+        load_identity(site.path)
+
+
 def test_a_key_behind_a_link_stays_where_it_is(site: Site, tmp_path: Path) -> None:
     """Such as on a volume of its own: no copy of the private key appears beside the link."""
     (volume := tmp_path / "volume").mkdir()
