@@ -116,6 +116,8 @@ def test_holders_stand_only_where_the_authority_put_them() -> None:
     elsewhere = InsecureSum(SumSetup(seed=b"another authority"))
     with pytest.raises(InvalidParameters, match="another authority than this holder trusts"):
         elsewhere.holder_with(world.record, 0, key=world.holder_keys[0])
+    assert [world.record.position_of(key.public_key) for key in world.holder_keys] == [0, 1, 2, 3, 4]
+    assert world.record.position_of(world.authority.public_key) is None
 
 
 # --- Clients ----------------------------------------------------------------------------------------------------------

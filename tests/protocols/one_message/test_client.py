@@ -144,6 +144,14 @@ def test_a_client_that_cannot_sign_is_told_before_its_update_is_taken() -> None:
         with pytest.raises(InvalidParameters, match="if its policy names an authority"):
             world.member(FIRST, policy=foreign.policy)
         assert FIRST not in world.stored
+    world = InsecureSum()
+    key, _ = world.certified(FIRST)
+    member = world.member(FIRST, signing_key=key)
+    key.wipe()
+    late = LazyUpdate(lambda: pytest.fail("it is made"), world.setup.model)
+    with pytest.raises(Misuse, match="was wiped"):
+        member.join(world.setup.subject, late).answer(world.offer().encode())
+    assert FIRST not in world.stored
 
 
 # --- Ledger and policy ------------------------------------------------------------------------------------------------
