@@ -352,6 +352,11 @@ def test_a_sum_has_as_many_uploads_as_every_committee_can_count() -> None:
             plan(values, capacity, choose_committee(5, 1))
 
 
+def test_coefficients_of_one_word_are_chosen_although_two_words_would_send_less() -> None:
+    chosen = plan([Values(1000, 56)], 8, choose_committee(5, 1))
+    assert (chosen.modulus_bits, chosen.dropped_bits) == (64, 0)
+
+
 def test_a_committee_has_holders_that_an_epoch_has_room_for_and_some_that_are_honest() -> None:
     assert choose_committee(MAXIMUM_HOLDERS, 1).holders == MAXIMUM_HOLDERS
     with pytest.raises(InvalidParameters, match="at most 256 holders; got 257"):
@@ -367,6 +372,7 @@ def test_a_committee_has_holders_that_an_epoch_has_room_for_and_some_that_are_ho
     ("asked", "advice"),
     [
         ((85, 0, 127), "255 can$"),
+        ((84, 1, 126), "256 can$"),
         ((86, 0, 128), "at most 256; assume fewer$"),
         ((4, 1, 1), "6 can$"),
     ],

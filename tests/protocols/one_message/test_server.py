@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from secagg.blame import unverified
 from secagg.crypto.ring import RingVector
 from secagg.errors import (
     NOBODY,
+    AuthenticationFailed,
     MalformedMessage,
     Misuse,
     PeerMisbehaved,
@@ -23,11 +25,13 @@ from secagg.errors import (
 from secagg.identifiers import HolderId
 from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.decoding import Recovered, SumOfSecrets, recovered
-from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, OpenedSum, Sums, WrongSecret
+from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, OpenedSum, Sums, WrongSecret, largest_entry
 from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally
+from secagg.session.certificates import issue_certificate
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
+from tests.harness.planted import always
 
 
 def test_an_upload_that_comes_again_is_delivered_once() -> None:
@@ -183,6 +187,39 @@ def test_a_list_has_the_holders_that_will_be_needed(setup: SumSetup, needed: int
     assert server.state is State.COLLECTING
 
 
+@pytest.mark.parametrize("setup", [SumSetup(holders=5, threshold=3), SumSetup(holders=8, absent=1)])
+def test_a_list_and_a_sum_each_need_their_own_number_of_holders(setup: SumSetup) -> None:
+    """With one fewer those that are missing are named, and they may still come."""
+    world = InsecureSum(setup)
+    server, record = world.collected(), world.record
+    server.fix_list()
+    assert record.quorum != record.threshold
+    for step, least in ((server.certify, record.quorum), (server.open, record.threshold)):
+        for position, request in list(server.requests().items())[:least]:
+            with pytest.raises(ThresholdNotMet, match=rf"missing: .*holder/{least - 1}\b") as caught:
+                step()
+            assert (caught.value.needed, caught.value.present) == (least, position)
+            server.receive(position, world.holders[position].respond(request))
+        step()
+    assert server.state is State.ENDED
+
+
+def test_an_upload_under_a_revoked_certificate_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stole a key does not look at the revocations that an offer has."""
+    monkeypatch.setattr("secagg.protocols.one_message.client.require_standing", always(None))
+    world = InsecureSum()
+    client = world.setup.clients[0]
+    key, _ = world.certified(client)
+    (revoked,) = world.standing.revoked
+    certificate = issue_certificate(world.authority, client, key.public_key, number=revoked)
+    thief = world.member(client, certificate=certificate).join(world.setup.subject, world.update(client))
+    server = world.server(clients=())
+    with pytest.raises(AuthenticationFailed) as caught:
+        server.receive_upload(client, thief.answer(world.offer().encode()))
+    assert caught.value.culprits == unverified(client)
+    assert not server.taken
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_receipt_is_for_the_uploads_that_were_delivered(verdict: Verdict) -> None:
     """A share that does not open says nothing of its upload, so that verdict alone may name another."""
@@ -302,18 +339,27 @@ def test_a_call_that_fails_leaves_nothing_that_it_did_not_do(call: str, monkeypa
             server.requests()
 
 
-def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("altered", "sentence"),
+    [
+        (lambda secret: secret + FIELD // 2, "an entry is too large"),
+        (lambda secret: np.full_like(secret, largest_entry(SumSetup().population)), "it is too long"),
+    ],
+)
+def test_a_secret_that_no_clients_have_costs_no_look_at_the_uploads(
+    altered: Callable[[SumOfSecrets], SumOfSecrets], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = InsecureSum()
     server, adder = counted(world)
     world.answered(server)
 
     def far_off(*arguments: Any) -> Iterator[Recovered]:
         for found in recovered(*arguments):
-            yield replace(found, sum_secret=found.sum_secret + (FIELD // 2))
+            yield replace(found, sum_secret=altered(found.sum_secret))
 
     with monkeypatch.context() as patched:
         patched.setattr("secagg.protocols.one_message.tally.recovered", far_off)
-        with pytest.raises(WrongSecret, match="an entry is too large"):
+        with pytest.raises(WrongSecret, match=sentence):
             server.open()
     assert not adder.calls
 

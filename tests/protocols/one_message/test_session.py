@@ -180,6 +180,11 @@ def test_a_sum_has_a_capacity_that_the_codec_can_decode() -> None:
         open_session(world.setup.subject, settings, None, helpers)
 
 
+def test_a_cohort_has_two_honest_clients_or_as_many_as_settings_say() -> None:
+    assert [OneMessageOptions(corrupted=corrupted).least_cohort for corrupted in (0, 1, 4)] == [3, 3, 6]
+    assert OneMessageOptions(minimum_cohort=9).least_cohort == 9
+
+
 def test_holders_that_answer_a_list_with_anything_else_are_told_although_no_sum_opens() -> None:
     world = InsecureSum(SumSetup())
     standing, is_lying = Standing(world), False

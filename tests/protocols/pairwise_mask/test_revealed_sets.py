@@ -170,6 +170,13 @@ def test_an_edge_of_one_client_is_refused() -> None:
         Transcript(masked_with={}, edge_seeds=frozenset({clients(1)}))
 
 
+def test_an_upload_of_which_every_mask_is_known_is_revealed_alone() -> None:
+    """As by a server that recovers the root of a client whose upload it has."""
+    uploads = {1: {2, 3}, 2: {1, 3}, 3: {1, 2}}
+    assert revealed_sets(transcript(uploads, mask_roots={1})) == sets({1}, {2, 3})
+    assert revealed_sets(transcript(uploads, mask_roots={1}, self_mask_seeds={2, 3})) == sets({2, 3})
+
+
 @given(st.data())
 def test_the_parts_of_a_graph_are_the_sets_whose_sums_its_contributors_reveal(data: st.DataObject) -> None:
     population = data.draw(st.integers(4, 16))
