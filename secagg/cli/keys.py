@@ -92,8 +92,8 @@ def make_own(options: argparse.Namespace) -> int:
 
 def sign(options: argparse.Namespace) -> int:
     """Certify the keys of requests."""
-    paths = list(_requests(options.requests, options.roster))
-    asked = {path: _read(path) for path in paths}
+    asked = {path: _read(path) for path in _requests(options.requests, options.roster)}
+    new = "" if options.roster.exists() else "a new roster, which revokes nothing, of "
     if len({*map(certificate_file, asked)}) < len(asked):
         raise InvalidParameters("two requests have one name, except for the suffix, and so one certificate; rename one")
     if options.sites is not None:
@@ -113,7 +113,7 @@ def sign(options: argparse.Namespace) -> int:
         replace(certificate_file(path), certificate.grant.hex().encode("ascii"), PUBLIC)
         # The mark comes before the name, which a requester may have chosen.
         print(f"client {request.client.value}, mark {_mark(request)}: return {certificate_file(path)} to the client")
-    return _signed(options.roster)
+    return _signed(options.roster, new)
 
 
 def take_back(options: argparse.Namespace) -> int:
@@ -169,9 +169,9 @@ def authority_in(text: str) -> bytes:
 # --- Private ----------------------------------------------------------------------------------------------------------
 
 
-def _signed(roster: Path) -> int:
+def _signed(roster: Path, new: str = "") -> int:
     """Print the number of clients in a roster, and return the exit status."""
-    print(f"{roster}: {len(load_roster(roster).clients)} clients, signed as of now; give it to the server")
+    print(f"{roster}: {new}{len(load_roster(roster).clients)} clients, signed as of now; give it to the server")
     return 0
 
 

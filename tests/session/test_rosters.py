@@ -689,6 +689,9 @@ def test_two_requests_are_not_answered_in_one_file(
     assert not path.exists()
     sign[3] = str(paths[1].rename(tmp_path / "bob.txt"))
     assert main(sign) == 0
+    assert f"{path}: a new roster, which revokes nothing, of 2 clients" in capsys.readouterr().out
+    assert main(sign) == 0
+    assert f"{path}: 2 clients" in capsys.readouterr().out
     assert {each.name for each in tmp_path.glob("*.certificate")} == {"ann.certificate", "bob.certificate"}
 
 
