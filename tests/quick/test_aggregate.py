@@ -545,11 +545,6 @@ def test_the_quick_interface_is_loaded_when_it_is_used_and_not_before() -> None:
         secagg.sum  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-def test_one_in_ten_works_with_the_server_and_one_in_twenty_leaves() -> None:
-    assert [usual_corrupted(clients) for clients in (2, 3, 10, 11, 200)] == [1, 1, 1, 2, 20]
-    assert [usual_dropped(clients) for clients in (3, 4, 20, 30, 100, 101, 200)] == [0, 1, 6, 10, 10, 10, 20]
-
-
 def pinned(had: dict[str, Any]) -> ClientPolicy:
     """Return the policy of a client that names other parties but no number."""
     return ClientPolicy(authority=had.get("authority"), server_keys=had.get("server_keys"))

@@ -11,7 +11,17 @@ import pytest
 from secagg.choices import Accumulation, ReleaseForm, SharingMode, Topology
 from secagg.errors import InvalidParameters, Misuse, Reason
 from secagg.parameters import SecurityMode, Suite
-from secagg.session.client_policy import DEFAULTS, RULES, ClientPolicy, Compared, Limit, Pinned, require_policy
+from secagg.session.client_policy import (
+    DEFAULTS,
+    RULES,
+    ClientPolicy,
+    Compared,
+    Limit,
+    Pinned,
+    require_policy,
+    usual_corrupted,
+    usual_dropped,
+)
 from secagg.session.registry import find, names
 
 OWN, HOSTILE = bytes([1]) * 32, bytes([7]) * 32
@@ -222,3 +232,8 @@ def test_a_policy_must_be_a_client_policy() -> None:
     for wrong in (None, {"minimum_cohort": 3}, ClientPolicy):
         with pytest.raises(Misuse, match=f"must be a ClientPolicy; got {type(wrong).__name__}$"):
             require_policy(wrong)
+
+
+def test_the_usual_numbers_of_corrupted_and_dropped_clients() -> None:
+    assert [usual_corrupted(clients) for clients in (2, 3, 10, 11, 200)] == [1, 1, 1, 2, 20]
+    assert [usual_dropped(clients) for clients in (3, 4, 20, 30, 100, 101, 200)] == [0, 1, 6, 10, 10, 10, 20]
