@@ -183,7 +183,8 @@ def _requests(paths: list[Path], roster: Path) -> Iterator[Path]:
             yield path
         elif found := sorted(each for each in path.glob("*.request") if each.is_file()):
             for each in found:
-                if certificate_file(each).exists() and _read(each).public_key.hex() in certified:
+                beside, key = certificate_file(each), _read(each).public_key.hex()
+                if beside.exists() and f"{key} {beside.read_text(errors='replace').strip()}\n" in certified:
                     print(f"{each}: skipped, because its key is already certified")
                 else:
                     yield each

@@ -134,8 +134,7 @@ class FirstCome:
         self, invited: Collection[ClientId] | None = None, shown: bytes = b"", known: Mapping[ClientId, bytes] = _NONE
     ) -> None:
         """Start, or take over another process's session; without ``invited`` only the number of names is limited."""
-        self._invited, self._digests = invited, dict(known)
-        self._shown = shown
+        self._invited, self._digests, self._shown = invited, dict(known), shown
         self._owners = {digest: client for client, digest in known.items()}
         self._free, self._returned, self._claims = self._names(), set[ClientId](), 0
 

@@ -758,6 +758,34 @@ def test_a_request_whose_certificate_was_lost_is_answered_again(tmp_path: Path) 
         sign_requests(roster, AUTHORITY, [asked])
 
 
+def test_a_folder_answers_a_request_whose_certificate_could_not_be_written(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file from before, of the client's last key, does not pass for the answer to its next one."""
+    authority, own, following, folder = (tmp_path / name for name in ("a.key", "me.key", "next.key", "requests"))
+    folder.mkdir()
+    assert main(["keys", "authority", "--out", str(authority)]) == 0
+    public = load_authority(authority).public_key.hex()
+    sign = ["keys", "sign", str(folder), "--key", str(authority), "--roster", str(path)]
+    assert main(["keys", "new", "--client", "7", "--authority", public, "--out", str(own)]) == 0
+    asked = own.with_suffix(".request").rename(folder / "7.request")
+    assert main(sign) == 0
+    certificate_file(asked).rename(certificate_file(own))
+    certificate_file(asked).write_bytes(certificate_file(own).read_bytes())
+    assert main(["keys", "new", "--replaces", str(own), "--out", str(following)]) == 0
+    following.with_suffix(".request").rename(asked)
+    (blocked := folder / "7.certificate.new").mkdir()
+    assert main(sign) == 2
+    blocked.rmdir()
+    assert main(sign) == 0
+    certificate_file(asked).rename(certificate_file(following))
+    assert load_identity(following).certificate.number == 2
+    certificate_file(asked).write_bytes(certificate_file(following).read_bytes())
+    capsys.readouterr()
+    assert main(sign) == 0
+    assert "skipped, because its key is already certified" in capsys.readouterr().out
+
+
 def test_a_folder_whose_roster_is_of_another_authority_gets_no_key(tmp_path: Path) -> None:
     make_identities(tmp_path, [ANN], SystemCoins())
     (tmp_path / "authority.key").unlink()
