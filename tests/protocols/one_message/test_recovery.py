@@ -124,6 +124,14 @@ def found_in(words: np.ndarray, threshold: int, corrupted: int) -> list[Recovere
     return list(recovered(cast("Parameters", parameters), answers, LARGEST, COINS))
 
 
+def test_as_many_answers_as_hold_enough_honest_ones_convict_the_holder_that_is_off() -> None:
+    """Of T + c answers that agree c may be lies, and the other T give the polynomial."""
+    words = words_of(4, 6, np.full((1, COLUMNS), 3))
+    words[2] += 1
+    (found,) = found_in(words, 4, 1)
+    assert (found.suspects, found.is_proven) == ({2}, True)
+
+
 def test_two_liars_who_make_an_honest_holder_the_odd_one_out_do_not_hide_the_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
