@@ -129,7 +129,7 @@ def test_as_many_answers_as_hold_enough_honest_ones_convict_the_holder_that_is_o
     words = words_of(4, 6, np.full((1, COLUMNS), 3))
     words[2] += 1
     (found,) = found_in(words, 4, 1)
-    assert (found.suspects, found.is_proven) == ({2}, True)
+    assert (found.suspects, found.is_proven) == (frozenset({2}), True)
 
 
 def test_two_liars_who_make_an_honest_holder_the_odd_one_out_do_not_hide_the_sum(

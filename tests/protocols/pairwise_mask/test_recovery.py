@@ -155,6 +155,16 @@ def test_shares_that_are_held_back_are_missing_and_nobody_is_blamed(mode: Securi
     assert session.server.state is ServerState.ABORTED
 
 
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_shares_for_another_session_are_refused(mode: SecurityMode) -> None:
+    liar = nine(mode).client_ids[0]
+    session = edited_session(nine(mode), {liar: lambda answer, _: replace(answer, context=bytes(8))})
+    assert same_sum(session.finish(), session.sum_of(session.client_ids))
+    ((sender, refusal),) = session.refusals
+    assert isinstance(refusal, PeerMisbehaved)
+    assert (sender, refusal.reason, refusal.culprits) == (liar, Reason.WRONG_SESSION, unverified(liar))
+
+
 # --- Dealers that deal badly ------------------------------------------------------------------------------------------
 
 
@@ -406,9 +416,15 @@ def test_every_edge_that_a_recovered_client_committed_to_is_checked() -> None:
     assert [fault.culprits for fault in session.server.faults] == [frozenset({cheat})]
 
 
-@pytest.mark.parametrize("spoil", ["context", "signature", "nobody", "a stranger's seed"])
-def test_a_complaint_that_is_not_its_senders_is_refused(spoil: str) -> None:
-    session = InsecurePairwiseSession(nine(SecurityMode.ACTIVE, Suite.HYBRID))
+@pytest.mark.parametrize(
+    ("mode", "spoil"),
+    [
+        *((SecurityMode.ACTIVE, spoil) for spoil in ("context", "signature", "nobody", "a stranger's seed")),
+        (SecurityMode.SEMI_HONEST, "context"),
+    ],
+)
+def test_a_complaint_that_is_not_its_senders_is_refused(mode: SecurityMode, spoil: str) -> None:
+    session = InsecurePairwiseSession(nine(mode, Suite.HYBRID))
     cheat, victim = session.client_ids[2], session.client_ids[3]
     dealing(cheat, session, garbage_for(victim))
     message = session.clients[victim].answer(session.take(victim))
