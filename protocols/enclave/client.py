@@ -188,7 +188,7 @@ def compared(configuration: EnclaveConfiguration, now: datetime, *, has_authorit
     yield "suites", configuration.suite, "suite {offered} is not accepted"
     yield "minimum_cohort", configuration.minimum_cohort, "a cohort of {offered} is below {own}"
     if has_authority:
-        yield "authority", configuration.authority, "another authority than this client trusts certifies its clients"
+        yield "authority", configuration.authority, "an authority that this client does not trust certifies its clients"
     length = sum(segment.length for segment in configuration.layout.segments)
     yield "maximum_length", length, "its vectors are longer than {own}"
     if configuration.index_segments:

@@ -127,7 +127,7 @@ def endorse(key: SigningKey, policy: bytes, *, days: int, now: datetime) -> Endo
     if any(isinstance(pinned, PinnedEndorser) for pinned in _policy_of(policy, "the policy").accepted):
         raise InvalidParameters("this policy pins an endorser; only a policy that pins measurements can be endorsed")
     if type(days) is not int or not 1 <= days <= MOST_ENDORSED_DAYS:
-        raise InvalidParameters(f"an endorsement lasts 1 to {MOST_ENDORSED_DAYS} days; got {days!r}")
+        raise InvalidParameters(f"an endorsement must last 1 to {MOST_ENDORSED_DAYS} days; got {days!r}")
     number = int(now.timestamp())
     made = Endorsement(key=key.public_key, number=number, until=number + days * _DAY, policy=policy)
     return replace(made, signature=key.sign(Label.ENCLAVE_ENDORSEMENT, key.public_key, *made.standing.parts))

@@ -87,7 +87,7 @@ class RemoteEnclave:
         def read(answer: bytes) -> tuple[EnclaveOffer, Evidence | SimulatedEvidence]:
             offer, evidence = read_attested(answer)
             if offer.context != configuration.context:
-                raise MalformedMessage("the offer is for another configuration", reason=Reason.WRONG_SESSION)
+                raise MalformedMessage("the offer is for a different configuration", reason=Reason.WRONG_SESSION)
             return offer, evidence
 
         started = self._ask(Start(configuration.encode(), configuration.tables).encode(), read)
@@ -208,5 +208,5 @@ class SimulatedJudge:
         if type(evidence) is not SimulatedEvidence:
             raise refused(f"SimulatedJudge cannot judge {type(evidence).__name__}; use a HardwareJudge")
         if evidence.binding != binding:
-            raise refused("the evidence is bound to other keys, another epoch or another configuration")
+            raise refused("the evidence is bound to different keys, or a different epoch or configuration")
         return Judgement("simulated enclave, which protects nobody", datetime.max.replace(tzinfo=UTC))

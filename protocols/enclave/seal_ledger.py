@@ -36,7 +36,7 @@ class SealLedger(Confined):
             spent: the client's record of uploads for all tasks; durable if it has a file.
         """
         if type(task) is not bytes or not 1 <= len(task) <= _MAXIMUM_TASK_BYTES:
-            raise Misuse(f"the task of a SealLedger has 1 to {_MAXIMUM_TASK_BYTES} bytes")
+            raise Misuse(f"the task of a SealLedger must have 1 to {_MAXIMUM_TASK_BYTES} bytes")
         if maximum_seals is not None and (type(maximum_seals) is not int or maximum_seals < 1):
             raise Misuse(f"maximum_seals must be a positive integer, or None for no limit; got {maximum_seals!r}")
         self.task = task

@@ -210,7 +210,7 @@ class Server(StagedServerSession[ReadUpload]):
         """
         if (certificate := self._certificates.get(upload.client)) is None:
             raise PeerMisbehaved(
-                f"this host has no certificate of {upload.client} and cannot complete its short upload",
+                f"this host has no certificate for {upload.client} and cannot complete its short upload",
                 reason=Reason.NOT_ELIGIBLE,
                 culprits=UNDECIDED,
             )

@@ -249,7 +249,7 @@ def open_session(
         ("minimum_cohort", configuration.minimum_cohort, settings.least_cohort),
     ):
         if planned != wanted:
-            raise InvalidParameters(f"the running epoch has another {name}; start one for this subject and settings")
+            raise InvalidParameters(f"the running epoch has a different {name}; start another for these settings")
     if invited is not None and len(invited) < configuration.minimum_cohort:
         raise InvalidParameters(
             f"{len(invited)} clients are invited, below the minimum cohort of {configuration.minimum_cohort}"

@@ -65,7 +65,7 @@ class VerifiedEnclave(Confined):
             judge: a ``HardwareJudge`` in production.
             now: the client's own time, with a time zone.
         Raises:
-            PeerMisbehaved: the offer is for another configuration or has expired, or the evidence is refused.
+            PeerMisbehaved: the offer is for a different configuration or has expired, or the evidence is refused.
         Claim EN-2: updates are sealed only to this program under this configuration.
         """
         if (type(offer), type(configuration)) != (EnclaveOffer, EnclaveConfiguration):

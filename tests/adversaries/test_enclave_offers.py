@@ -336,7 +336,7 @@ def is_below_the_floor(
 
 def test_clients_certified_by_the_host_itself_are_no_company(session: InsecureEnclaveSession) -> None:
     own = session.setup.signing_key_of("the host's authority").public_key
-    is_below_the_floor(session, replace(session.configuration, authority=own), "another authority")
+    is_below_the_floor(session, replace(session.configuration, authority=own), "does not trust")
 
 
 def test_without_an_authority_there_is_noise_or_nothing(session: InsecureEnclaveSession) -> None:
@@ -345,11 +345,11 @@ def test_without_an_authority_there_is_noise_or_nothing(session: InsecureEnclave
     bare_policy = replace(session.policy, authority=None)
     with pytest.raises(InvalidParameters, match="only noise"):
         session.new_client(1, policy=bare_policy)
-    with pytest.raises(InvalidParameters, match=r"another authority.*set authority"):
+    with pytest.raises(InvalidParameters, match=r"does not trust.*set authority"):
         judged(bare_policy, session.configuration, session)
     noised = InsecureEnclaveSession(replace(session.setup, noise_multiplier=Fraction(1), l2_bounds=(9, 9)))
     bare = replace(noised.configuration, authority=NO_AUTHORITY)
-    with pytest.raises(InvalidParameters, match="another authority"):
+    with pytest.raises(InvalidParameters, match="does not trust"):
         judged(session.policy, bare, session)
 
 

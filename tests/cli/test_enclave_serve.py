@@ -112,7 +112,7 @@ def test_a_path_that_exists_is_refused_in_one_sentence_and_left_alone(
     assert line == ""
     assert second.wait(PATIENCE) == 2
     assert second.stderr is not None
-    assert "remove an old socket, or name another path" in second.stderr.read()
+    assert "remove an old socket, or use another path" in second.stderr.read()
     with RemoteEnclave(path, timeout=PATIENCE) as remote:
         remote.start(CONFIGURATION)
     assert capsys.readouterr().err == ""
@@ -150,5 +150,5 @@ def test_a_path_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, path: 
         command, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert "name another path" in finished.stderr
+    assert "use another path" in finished.stderr
     assert "Traceback" not in finished.stderr

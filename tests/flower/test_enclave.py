@@ -14,7 +14,7 @@ LEFT = "secagg: this client left the round; code: "
 REFUSED = {
     "enclave_by_default": "the server's enclave is simulated and protects nobody from the server",
     "enclave_low_cohort": "a cohort of 2 is below 3",
-    "enclave_of_others": "another authority",
+    "enclave_of_others": "does not trust",
 }
 SCENARIOS = [
     *("enclave", "enclave_dropped", "enclave_served", "enclave_absent", *REFUSED),

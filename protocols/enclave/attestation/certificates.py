@@ -258,7 +258,7 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
     Implements: [RFC 5280] section 6.1, for the extensions that these chains use.
     """
     if not 2 <= len(encoded) <= MAXIMUM_CHAIN:  # noqa: PLR2004 -- a leaf and a root
-        raise invalid(f"a chain has 2 to {MAXIMUM_CHAIN} certificates; this one has {len(encoded)}")
+        raise invalid(f"a chain must have 2 to {MAXIMUM_CHAIN} certificates; this one has {len(encoded)}")
     fingerprint = sha256(encoded[-1])
     if fingerprint not in roots:
         raise invalid(f"the chain ends in {fingerprint.hex()}, which is not a pinned root certificate")
@@ -269,7 +269,7 @@ def verify_chain(encoded: Sequence[bytes], *, roots: frozenset[bytes], scheme: S
         scheme.verify(issuer.public_key, signed.signature, signed.message, "a certificate")
         certificate = _parse(der, signed)
         if certificate.issuer != issuer.subject:
-            raise invalid("a certificate names another issuer than the key that signed it")
+            raise invalid("a certificate names an issuer that did not sign it")
         certificates.insert(0, certificate)
     for below, certificate in enumerate(certificates):
         _check_validity(certificate, now)
@@ -310,7 +310,7 @@ def _read(der: bytes, form: _Form, scheme: SignatureScheme) -> Signed:
     if signed.fields[form.leading.index(SEQUENCE)].encoded != signed.algorithm:
         raise malformed(f"a {form.name} names two different signature algorithms")
     if not signed.algorithm[2:].startswith(scheme.identifier):
-        raise invalid(f"a {form.name} names another signature algorithm than its vendor's, {scheme.name}")
+        raise invalid(f"a {form.name} names a different signature algorithm from its vendor's, {scheme.name}")
     return signed
 
 
@@ -319,7 +319,7 @@ def _parse(der: bytes, signed: Signed) -> Certificate:
     number = int.from_bytes(serial.content, "big", signed=True)
     if number <= 0:
         # AMD's chip certificates have serial number 0, which a future release of the parser will refuse.
-        # Safe because: the signature was checked over the original bytes; only the parsed copy gets another number.
+        # Safe because: the signature was checked over the original bytes; only the parsed copy gets a different number.
         prefix = version.encoded + serial.encoded[: len(serial.encoded) - len(serial.content)]
         der = der.replace(prefix + serial.content, prefix + b"\1" * len(serial.content), 1)
     try:

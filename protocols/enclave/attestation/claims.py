@@ -98,7 +98,7 @@ class SnpTcb:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The versions, which are compared one by one and never as one number."""
+        """The versions, compared one by one and never as a single number."""
         return self.boot_loader, self.tee, self.snp, self.microcode, *(() if self.fmc is None else (self.fmc,))
 
     def reaches(self, minimum: SnpTcb) -> bool:

@@ -192,7 +192,7 @@ def verify_quote(quote: bytes, body: slice, roots: frozenset[bytes], now: dateti
     what = "the quoting enclave's report"
     ECDSA_P256.verify(chain.leaf.public_key, joined_signature(vouching), report, what)
     if quoting_enclave["REPORTDATA"] != sha256(key + authentication) + bytes(32):
-        raise invalid("the quoting enclave's report is for another attestation key")
+        raise invalid("the quoting enclave's report is for a different attestation key")
     if _is_sgx_debug(quoting_enclave):
         raise invalid("the quoting enclave is a debug build")
     message = quote[: body.stop]
@@ -228,7 +228,7 @@ class _Fields:
 
 
 def _read_platform(chain: Chain) -> Platform:
-    """Read the SGX extension of a platform's certificate: named values, one of which has named values itself."""
+    """Read the SGX extension of a platform's certificate: named values, one of them nested."""
     if len(chain.certificates) != 3:  # noqa: PLR2004 -- platform, authority, root
         raise invalid("a quote's chain must have three certificates: the platform's, its authority's and the root's")
     values = _named_values(only(chain.leaf.required_extension(SGX_EXTENSIONS), SEQUENCE))
@@ -341,7 +341,7 @@ def _read_signed(
     text, signature = found[1], bytes.fromhex(found[2].decode("ascii"))
     verified = verify_chain(read_pem_chain(chain), roots=roots, scheme=ECDSA_P256, now=now)
     if len(verified.certificates) != 2 or verified.leaf.name != TCB_SIGNER:  # noqa: PLR2004 -- signer, root
-        raise invalid(f"{name} must be signed by {TCB_SIGNER}, directly below the root; its chain is another one")
+        raise invalid(f"{name} must be signed by {TCB_SIGNER}, directly below the root; its chain differs")
     ECDSA_P256.verify(verified.leaf.public_key, joined_signature(signature), text, name)
     value, issued, next_update = _decoded(lambda: _dated(text, version))
     if not has_begun(issued, now) or now > next_update:
@@ -437,7 +437,7 @@ def _reaches(versions: Sequence[int], components: Sequence[Json]) -> bool:
 
 
 def _module_level(info: Json, td: Report) -> Level | None:
-    """Find the TDX module by its version; version 0 is part of the platform's status and has none of its own."""
+    """Find the TDX module by its version; version 0 has only the platform's status."""
     own, version, *_ = _module_versions(td)
     name = f"TDX_{version:02X}"
     identities = [entry for entry in info.get("tdxModuleIdentities", ()) if str(entry["id"]).upper() == name]
@@ -446,7 +446,7 @@ def _module_level(info: Json, td: Report) -> Level | None:
         raise invalid(f"Intel lists no TDX module {name}")
     _require_masked(td["SEAMATTRIBUTES"], module["attributes"], module["attributesMask"], "the TDX module")
     if bytes.fromhex(module["mrsigner"]) != td["MRSIGNERSEAM"]:
-        raise invalid("the TDX module has another signer than the one in Intel's TCB info")
+        raise invalid("the TDX module's signer is not the one in Intel's TCB info")
     return None if version == 0 else _isv_level(module, own, "the TDX module")
 
 
@@ -471,7 +471,7 @@ def _isv_level(identity: Json, version: int, what: str) -> Level:
 def _require_masked(found: bytes, expected: str, mask: str, what: str) -> None:
     pairs = zip(found, bytes.fromhex(mask), bytes.fromhex(expected), strict=True)
     if any(have & bits != value for have, bits, value in pairs):
-        raise invalid(f"{what} has other attributes than those in Intel's collateral")
+        raise invalid(f"{what} does not have the attributes in Intel's collateral")
 
 
 VERSION_4: Final = 4
@@ -515,7 +515,7 @@ def _body(quote: bytes, version: int) -> slice:
         raise malformed("the quote ends before its report", Reason.TRUNCATED)
     kind, size = struct.unpack_from("<HI", quote, HEADER_BYTES)
     if TDX_BODY_BYTES.get(kind) != size:
-        raise malformed(f"a TDX report has kind 2 (584 bytes) or 3 (648); this one has kind {kind} and {size} bytes")
+        raise malformed(f"a TDX report must have kind 2 (584 bytes) or 3 (648); got kind {kind} and {size} bytes")
     return slice(start, start + size)
 
 

@@ -1,7 +1,7 @@
 """The verifier, which turns evidence of all four formats into claims, and the policy, which accepts or refuses claims.
 
 A client accepts programs that it pinned, on up-to-date hardware, with evidence bound to the enclave's keys. No setting
-accepts a debug build, a migratable guest, an unpinned program, evidence with another binding, or an Intel quote without
+accepts a debug build, a migratable guest, an unpinned program, evidence with a wrong binding, or an Intel quote without
 collateral.
 """
 
@@ -161,7 +161,7 @@ class PinnedMeasurement:
         object.__setattr__(self, "registers", MappingProxyType(dict(self.registers)))
 
     def differences(self, claims: Claims) -> tuple[str, ...] | None:
-        """Return the registers that differ from the pins or the defaults; None for evidence of another format."""
+        """Return the registers that differ from the pins or the defaults; None for evidence of a different format."""
         if claims.format is not self.format:
             return None
         names = self.registers.keys() | (claims.measurement.keys() if self.format is not EvidenceFormat.NITRO else ())
@@ -314,7 +314,7 @@ class Policy:
         if claims.report_data != expected_bind:
             is_azure = claims.format is not EvidenceFormat.NITRO and not any(claims.report_data[32:])
             hint = f"; {AZURE}" if is_azure else ""
-            raise refused(f"the evidence is bound to other keys or another configuration than the client expects{hint}")
+            raise refused(f"the evidence is bound to keys or a configuration that the client does not expect{hint}")
         return self._end(claims, now)
 
     def _end(self, claims: Claims, now: datetime) -> datetime:

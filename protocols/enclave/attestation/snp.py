@@ -91,7 +91,7 @@ def verify_snp(report: bytes, collateral: SnpCollateral, roots: frozenset[bytes]
     privilege_level, algorithm = struct.unpack_from("<II", report, 0x30)
     (key_flags,) = struct.unpack_from("<I", report, 0x48)
     if version not in VERSIONS:
-        raise malformed(f"the SEV-SNP report has version {version}; known are {', '.join(map(str, sorted(VERSIONS)))}")
+        raise malformed(f"the SEV-SNP report has version {version}; known: {', '.join(map(str, sorted(VERSIONS)))}")
     if algorithm != ECDSA_P384_SHA384:
         raise malformed(f"the SEV-SNP report has signature algorithm {algorithm}; expected {ECDSA_P384_SHA384}")
     if key_flags >> KEY_FLAGS:
@@ -163,7 +163,7 @@ def _verify_chain(
     if signing_key == VLEK:
         chain.leaf.required_extension(CLOUD)
     elif chain.leaf.required_extension(CHIP) != _chip(report, TURIN_CHIP_BYTES if is_turin else CHIP_BYTES):
-        raise invalid("the certificate is for another chip than the report")
+        raise invalid("the certificate and the report are for different chips")
     versions = bytes(
         small_integer(chain.leaf.required_extension(f"{EXTENSIONS}.3.{part}"), 255)
         for part in (TURIN_TCB_PARTS if is_turin else TCB_PARTS)

@@ -97,7 +97,7 @@ def told(command_line: str) -> dict[str, str]:
             found[name] = value
     words = {name.removeprefix("secagg."): value for name, value in found.items()}
     if unknown := sorted(words.keys() - WORDS):
-        raise InvalidParameters(f"unknown option secagg.{unknown[0]}; known are {', '.join(sorted(WORDS))}")
+        raise InvalidParameters(f"unknown option secagg.{unknown[0]}; known: {', '.join(sorted(WORDS))}")
     return words
 
 

@@ -110,7 +110,7 @@ class TsmReport:
         self._entry.mkdir(exist_ok=True)
         provider = (self._entry / "provider").read_text().strip()
         if provider not in self._FORMATS:
-            raise OSError(f"unknown evidence provider {provider!r}; known are {', '.join(self._FORMATS)}")
+            raise OSError(f"unknown evidence provider {provider!r}; known: {', '.join(self._FORMATS)}")
         self.format = self._FORMATS[provider]
 
     def _generation(self) -> int:
@@ -118,7 +118,7 @@ class TsmReport:
 
     def quote(self, report: bytes) -> bytes:
         first = self._generation()
-        # One write: the kernel takes the request when the file is closed.
+        # Use one write: the kernel accepts the request when the file is closed.
         (self._entry / "inblob").write_bytes(report)
         written = self._generation()
         document = (self._entry / "outblob").read_bytes()
@@ -170,7 +170,7 @@ def source_named(name: str) -> Source:
         InvalidParameters: the name is unknown, or this machine does not have the source.
     """
     if name not in SOURCES:
-        raise InvalidParameters(f"unknown source of evidence {name!r}; known are {', '.join(SOURCES)}")
+        raise InvalidParameters(f"unknown source of evidence {name!r}; known: {', '.join(SOURCES)}")
     try:
         return SOURCES[name]()
     except (OSError, ValueError) as error:

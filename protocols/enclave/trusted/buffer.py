@@ -101,7 +101,7 @@ class Models:
 
     def _announce(self, version: int, digest: bytes) -> None:
         if self.digests.get(version, digest) != digest:
-            raise _refused(_HOST, f"model {version} was announced with another digest", Reason.MODEL_MISMATCH)
+            raise _refused(_HOST, f"model {version} was announced with a different digest", Reason.MODEL_MISMATCH)
         if (known := self.numbers.get(digest, version)) != version:
             sentence = f"model {version} is model {known} again, so one update could enter two sums; open the next"
             raise _refused(_HOST, sentence, Reason.MODEL_MISMATCH)
@@ -127,7 +127,7 @@ class ReleaseRules:
     def open(self, version: int, model_digest: bytes) -> None:
         """Begin to collect updates for a model; its number must be larger than that of every buffer before."""
         if self.state is not BufferState.CLOSED:
-            raise Misuse(f"the enclave is {self.state}; release or give up its buffer before you open another")
+            raise Misuse(f"the enclave is {self.state}; release or discard its buffer first")
         self._models.open(version, model_digest)
         self._buffer = Buffer(version)
         self.state = BufferState.OPEN
@@ -149,7 +149,7 @@ class ReleaseRules:
         client = self.signer(entry.client)
         both = client | _HOST
         if (entry.client, entry.upload_id) in self._upload_ids:
-            raise _refused(both, f"the upload of {entry.client} was taken before", Reason.REPLAYED)
+            raise _refused(both, f"the upload of {entry.client} was already accepted", Reason.REPLAYED)
         if (entry.client, entry.version) in self._answered:
             again = answered_twice(entry.client, is_signed=configuration.has_authority)
             raise _refused(again, f"{entry.client} uploaded for model {entry.version} before", Reason.ALREADY_ANSWERED)

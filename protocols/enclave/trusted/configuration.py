@@ -85,7 +85,7 @@ def _read_tables(reader: Reader, at: At) -> Tables:
     # A configuration that releases histograms has no tables, even if the reader has some.
     tables: Tables = at.place if digest != tables_digest(()) else ()
     if tables_digest(tables) != digest:
-        raise MalformedMessage("the configuration is for other codebooks", reason=Reason.NOT_CANONICAL)
+        raise MalformedMessage("the configuration is for different codebooks", reason=Reason.NOT_CANONICAL)
     return tables
 
 

@@ -100,7 +100,7 @@ class HistogramAccumulator(Confined):
     def histogram(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         """Return the counters of blocks [start, stop), one row per block.
 
-        Security: the rows are a copy; the caller overwrites it.
+        Security: the rows are a copy, which the caller must overwrite.
         """
         self._require_unwiped()
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= self._segment.blocks:

@@ -128,7 +128,7 @@ def sealed_secret_bytes(configuration: EnclaveConfiguration) -> int:
 
 
 def sealed_indices_bytes(configuration: EnclaveConfiguration) -> int:
-    """Return the length of the indices and values that are encrypted outside the seal, under a key of the seed."""
+    """Return the length of the indices and values that are encrypted outside the seal, under a key from the seed."""
     return 0 if has_one_seal(configuration) or not (size := configuration.packed_bytes) else size + TAG_BYTES
 
 

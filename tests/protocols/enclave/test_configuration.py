@@ -126,7 +126,7 @@ def test_a_start_is_read_back_with_its_own_tables_and_no_others(kind: str) -> No
     others = ((CodewordTable(4, TABLES[0][0].entries),),)
     for tables in (others, (TABLES[0][:1],), (), (*TABLES, ()), ((),)):
         if tables_digest(tables) != tables_digest(original.tables):
-            with pytest.raises(MalformedMessage, match="other codebooks" if original.tables else "does not use"):
+            with pytest.raises(MalformedMessage, match="different codebooks" if original.tables else "does not use"):
                 started_by(start_of(with_tables(original, tables)))
     with pytest.raises(MalformedMessage) as caught:
         started_by(request + b"\0")

@@ -478,7 +478,7 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
         subject = replace(subject, **change)
     else:
         settings_ = replace(settings_, **change)
-    with pytest.raises(InvalidParameters, match=f"has another {field}"):
+    with pytest.raises(InvalidParameters, match=f"has a different {field}"):
         open_session(subject, settings_, None, helpers)
     with pytest.raises(InvalidParameters, match="2 clients are invited"):
         open_session(

@@ -434,6 +434,6 @@ def test_an_upload_over_the_limit_of_a_frame_is_refused_before_it_ends_the_epoch
 def test_a_path_that_exists_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("mine")
-    with pytest.raises(InvalidParameters, match="name another path"):
+    with pytest.raises(InvalidParameters, match="use another path"):
         serve_at(f"unix:{path}", evidence="simulated", coins=InsecureSeededCoins(b""))
     assert path.read_text() == "mine"

@@ -250,7 +250,7 @@ def test_an_offer_for_another_configuration_is_not_taken(fake: FakeFactory, offe
         with pytest.raises(EnclaveLost):
             remote.start(CONFIGURATION)
     _, remote = fake(framed(offered))
-    with pytest.raises(EnclaveLost, match="for another configuration"):
+    with pytest.raises(EnclaveLost, match="for a different configuration"):
         remote.start(replace(CONFIGURATION, minimum_cohort=2))
 
 

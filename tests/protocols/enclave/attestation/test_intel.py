@@ -237,7 +237,7 @@ def test_the_quoting_enclave_vouches_for_the_key(maker: Maker, refusal: Refusal)
     patches = maker.made.qe_patches("QE")
     cases: list[dict[str, Any]] = [{"vouched_key": 5}, {"qe_patches": patches | {383: b"\1"}}]
     for changes in cases:
-        assert refusal(partial(maker.sgx, **changes), "another attestation key") is Reason.ATTESTATION_INVALID
+        assert refusal(partial(maker.sgx, **changes), "a different attestation key") is Reason.ATTESTATION_INVALID
     quote = maker.made.Quote(qe_patches=patches | {48: b"\3"}).encode()
     assert refusal(lambda: maker.verify(SGX, quote), "debug build") is Reason.ATTESTATION_INVALID
 
@@ -337,7 +337,7 @@ def test_a_module_without_a_version_is_judged_with_the_platform(maker: Maker, re
     assert refusal(lambda: maker.tdx(collateral, body=body), "below every TCB level") is Reason.ATTESTATION_INVALID
     info["tdxModule"]["mrsigner"] = "01" * 48
     collateral = maker.collateral("TDX", info=info)
-    assert refusal(lambda: maker.tdx(collateral, body=body), "another signer than") is Reason.ATTESTATION_INVALID
+    assert refusal(lambda: maker.tdx(collateral, body=body), "module's signer is not") is Reason.ATTESTATION_INVALID
 
 
 def test_the_module_is_intels_and_has_a_status(maker: Maker, refusal: Refusal) -> None:
@@ -349,8 +349,8 @@ def test_the_module_is_intels_and_has_a_status(maker: Maker, refusal: Refusal) -
     cases = {
         "below every version": {0: b"\1\3"},
         "no TDX module TDX_04": {1: b"\4"},
-        "another signer than": {64: b"\1"},
-        "other attributes": {112: b"\1"},
+        "module's signer is not": {64: b"\1"},
+        "have the attributes": {112: b"\1"},
     }
     for saying, patches in cases.items():
         body = report(patches=patches)
@@ -373,7 +373,7 @@ def test_the_quoting_enclave_is_intels_and_has_a_status(maker: Maker, refusal: R
     cases: dict[str, list[dict[int, bytes]]] = {
         "not Intel's": [{128: b"\0"}, {256: struct.pack("<HH", 3, 8)}],
         "below every version": [{256: struct.pack("<HH", product, 3)}],
-        "other attributes": [{16: b"\1"}, {48: b"\x11"}],
+        "have the attributes": [{16: b"\1"}, {48: b"\x11"}],
     }
     for saying, changes in cases.items():
         for change in changes:

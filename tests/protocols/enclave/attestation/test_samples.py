@@ -381,7 +381,7 @@ def test_a_default_policy_refuses_every_sample_though_it_pins_them_all(
         accepted.append(PinnedMeasurement(sample.kind, {pin: measured[pin] for pin in REQUIRED[sample.kind]}))
     policy = Policy(accepted=tuple(accepted), minimum_snp_tcb=SnpTcb(boot_loader=0, tee=0, snp=0, microcode=0))
     saying = {
-        "nitro": "bound to other keys",
+        "nitro": "bound to keys",
         "nitro debug": "debug build",
         "snp": "debug build",
         "tdx 4": "without collateral",

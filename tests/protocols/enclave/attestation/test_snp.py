@@ -164,7 +164,7 @@ def test_the_versions_of_turin_stand_in_other_places(snp: Snp) -> None:
     assert claims.tcb == SnpTcb(boot_loader=4, tee=1, snp=22, microcode=209, fmc=3)
     for other in (bytes(8) + bytes(56), made.TURIN_CHIP + bytes(55) + b"\1"):
         wrong = partial(snp.claims, collateral, tcb=made.TURIN_TCB, patches=chip | {0x1A0: other})
-        assert snp.refusal(wrong, "for another chip") is Reason.ATTESTATION_INVALID
+        assert snp.refusal(wrong, "for different chips") is Reason.ATTESTATION_INVALID
     assert (
         snp.refusal(partial(snp.claims, collateral, patches=chip), "is for TCB version") is Reason.ATTESTATION_INVALID
     )
@@ -182,8 +182,8 @@ def test_a_minimum_for_other_processors_is_never_reached() -> None:
 @pytest.mark.parametrize(
     ("extensions", "saying"),
     [
-        ({"4": bytes(64)}, "for another chip"),
-        ({"4": bytes(63)}, "for another chip"),
+        ({"4": bytes(64)}, "for different chips"),
+        ({"4": bytes(63)}, "for different chips"),
         ({"3.1": b"\2\1\5"}, "is for TCB version"),
         ({"3.2": b"\2\1\0"}, "is for TCB version"),
         ({"3.3": b"\2\1\1"}, "is for TCB version"),

@@ -31,7 +31,7 @@ def test_its_words_stand_once_on_the_command_line() -> None:
     with pytest.raises(InvalidParameters, match=r"has secagg\.evidence twice"):
         boot.told(line + "secagg.evidence=simulated")
     for stray in ("secagg.treads=4", "secagg.", 'secagg.evidence"=x'):
-        with pytest.raises(InvalidParameters, match="known are acpi, evidence, heartbeat, listen, memory, threads"):
+        with pytest.raises(InvalidParameters, match="known: acpi, evidence, heartbeat, listen, memory, threads"):
             boot.told(f"quiet {stray}")
 
 
