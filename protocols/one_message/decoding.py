@@ -146,7 +146,7 @@ class _Answers:
     def short_sets(self, contested: npt.NDArray[np.intp], largest: float) -> npt.NDArray[np.bool_]:
         """Return the sets of answers, as rows of flags, that give a short sum in the contested columns.
 
-        Each leaves out as many answers as may be lies, or as the work limit allows; the shortest sum comes first.
+        Each omits as many answers as may be lies, or as the work limit allows; the shortest sum comes first.
         """
         count = len(self._points)
         most = min(self._parameters.corrupted, count - self._parameters.threshold)

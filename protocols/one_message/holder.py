@@ -100,7 +100,7 @@ class _Work:
 
     @property
     def waiting(self) -> int:
-        """Bytes of shares that are in no answer yet."""
+        """Bytes of shares that no answer includes yet."""
         return sum(one.share.size for one in self.accepted.values())
 
     @property
@@ -460,7 +460,7 @@ def require_believed(record: EpochRecord, policy: ClientPolicy) -> None:
     """Refuse an epoch that the holder's authority did not sign, before storing anything for it."""
     record.verify(record.authority, record.signature, Label.ONE_MESSAGE_RECORD, record.statement)
     if record.authority != (policy.authority or NO_KEY):
-        raise InvalidParameters("another authority than this holder trusts signed the epoch; have the trusted one sign")
+        raise InvalidParameters("an authority that this holder does not trust signed the epoch; use the trusted one")
 
 
 def _uploads(upload_list: UploadList) -> tuple[bytes, ...]:
@@ -507,7 +507,7 @@ class HeldShare(Confined):
 
     @property
     def size(self) -> int:
-        """Bytes of its words; zero after it was wiped."""
+        """Length of its words in bytes; zero once wiped."""
         return int(self._words.nbytes)
 
     def wipe(self) -> None:

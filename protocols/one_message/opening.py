@@ -83,7 +83,7 @@ class Accumulator:
                     add_into(part, (plane >> np.uint8(shift))[: part.size] & np.uint8((1 << bits) - 1))
 
     def check(self, upload: bytes | memoryview) -> None:
-        """Refuse an upload of another length, or with a padding bit set."""
+        """Refuse an upload of the wrong length, or with a padding bit set."""
         self._read(memoryview(upload))
 
     def coefficients(self) -> list[Word]:
@@ -148,7 +148,7 @@ class Opening:
         self._ring, self._parameters = ring, ring.parameters
 
     def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
-        """Return the coefficients of a sum, or of one piece, minus the masks that a sum of secrets gives."""
+        """Return the coefficients of a sum, or of one piece, minus the masks derived from a sum of secrets."""
         words, offset = total.coefficients(), total.runs[0].first
         limbs = lattice.split_sum(sum_secret, self._ring.sum_limb_bits)
         spectra = [lattice.spectra(limb) for limb in limbs]
@@ -309,7 +309,7 @@ class Adder(Protocol):
         ...
 
     def add(self, client: ClientId, kept: bytes) -> None:
-        """Add kept uploads, now or later."""
+        """Add stored uploads, now or later."""
 
     def settle(self) -> Mapping[ClientId, SecAggError]:
         """Finish the sum; return the clients whose pieces were lost, each with an error that names no culprit."""
@@ -348,10 +348,10 @@ class LocalSum(Adder):
         return (self._cut.open(total, number, secret) for number, total in enumerate(self._totals))
 
     def fix(self, upload_list: bytes) -> None:
-        """Forget it."""
+        """Do nothing: this adder stores nothing."""
 
     def over(self) -> None:
-        """Forget it."""
+        """Do nothing: this adder stores nothing."""
 
     def end(self) -> None:
         for total in self._totals:

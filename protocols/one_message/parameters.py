@@ -421,7 +421,7 @@ def greatest_capacity() -> int:
 
 
 def least_threshold(corrupted: int, packing: int) -> int:
-    """Return the least T, c + rho.
+    """Return the minimum T, c + rho.
 
     Claim OM-4: with T >= c + rho, each certified list gives one sum.
     """
@@ -429,5 +429,5 @@ def least_threshold(corrupted: int, packing: int) -> int:
 
 
 def least_quorum(holders: int, corrupted: int) -> int:
-    """Return the least Q with 2 Q > C + c: two quorums share an honest holder."""
+    """Return the minimum Q with 2 Q > C + c: two quorums share an honest holder."""
     return (holders + corrupted) // 2 + 1

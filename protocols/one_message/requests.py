@@ -138,7 +138,7 @@ class UploadList(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSignature(Message):
-    """A holder's signature on a list; the holder signs no other list with these uploads."""
+    """A holder's signature on a list; it signs no other list that contains these uploads."""
 
     kind: ClassVar = MessageKind.ONE_MESSAGE_LIST_SIGNATURE
     t0: Annotated[bytes, fixed(DIGEST_BYTES)]

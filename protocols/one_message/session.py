@@ -352,7 +352,7 @@ class Server(StagedServerSession[CheckedUpload]):
         invited: frozenset[ClientId] | None,
         helpers: OneMessageHelpers,
     ) -> None:
-        """Query the holders, and open the only stage."""
+        """Query the holders, and open the single stage."""
         self._settings, self._ask_all = settings, helpers.ask_all
         self.tally = _tally(subject, settings, _capacity(subject, settings, invited), helpers)
         self._opened: Opened | None = None

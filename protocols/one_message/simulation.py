@@ -181,7 +181,7 @@ class OneMessageSimulation(Confined):
 
 
 def costs(layout: Layout, clients: int, suite: Suite) -> Iterator[Costs]:
-    """Plan for five holders, and count."""
+    """Plan for five holders, and count the costs."""
     rare, settings = clients // ONE_IN, OneMessageOptions(suite=suite)
     coins = SeededCoins(Secret("costs", bytes(16)))  # Costs need no secrets.
     simulation = OneMessageSimulation(settings, coins=coins, clock=lambda: datetime.now(UTC))

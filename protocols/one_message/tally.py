@@ -566,7 +566,7 @@ class Tally(Confined):
 
     def _require(self, kind: MessageKind) -> None:
         if kind not in TRANSITIONS[self.state][0]:
-            raise UnexpectedMessage(expected=f"nothing that a server that is {self.state} takes", received=kind.name)
+            raise UnexpectedMessage(expected=f"a message for a server that is {self.state}", received=kind.name)
 
     def _require_enough(self, there: frozenset[int]) -> None:
         if len(there) < self.needed:

@@ -114,7 +114,7 @@ def test_holders_stand_only_where_the_authority_put_them() -> None:
     with pytest.raises(AuthenticationFailed):
         world.holder_with(forged, 0, key=world.holder_keys[0])
     elsewhere = InsecureSum(SumSetup(seed=b"another authority"))
-    with pytest.raises(InvalidParameters, match="another authority than this holder trusts"):
+    with pytest.raises(InvalidParameters, match="an authority that this holder does not trust"):
         elsewhere.holder_with(world.record, 0, key=world.holder_keys[0])
     assert [world.record.position_of(key.public_key) for key in world.holder_keys] == [0, 1, 2, 3, 4]
     assert world.record.position_of(world.authority.public_key) is None

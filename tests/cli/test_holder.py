@@ -153,7 +153,7 @@ def test_a_holder_that_is_told_to_end_wipes_its_keys(
     assert main(["holder", "record", *record, *listed]) == 0
     serve = ["holder", "serve", "--record", str(tmp_path / "record"), "--listen", str(tmp_path / "socket")]
     serve += ["--key", str(tmp_path / "0"), "--authority"]
-    assert "another authority than this holder trusts" in refusal(capsys, *serve, public[1])
+    assert "an authority that this holder does not trust" in refusal(capsys, *serve, public[1])
     served = list[dict[str, Any]]()
 
     def serve_one(service: Any, *_: object, **__: object) -> None:
