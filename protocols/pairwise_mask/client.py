@@ -123,7 +123,7 @@ class Client(Confined):
             UnexpectedMessage: the message is not expected now, or its answer was the upload, which is returned only
                 once; nothing has changed.
             MalformedMessage: the header cannot be parsed; nothing has changed. A malformed body ends the session.
-            InvalidParameters, CapacityExceeded: the offer is weaker than this client's policy, is about something else,
+            InvalidParameters, CapacityExceeded: the offer is weaker than this client's policy, has another subject,
                 or leaves no room for the noise; nothing has changed. After the offer, these end the session.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are wiped.
         Security: the same bytes may be delivered any number of times. Different bytes of a kind that was already
@@ -230,7 +230,7 @@ class Client(Confined):
                 raise self._unexpected(kind)
 
     def _require_subject(self, configuration: SessionConfiguration) -> None:
-        """Refuse a session about something else; a malicious server may offer any subject.
+        """Refuse a session with another subject; a malicious server may offer any.
 
         If the model arrives later, it is compared with the model that the update was trained from.
         """
@@ -325,7 +325,7 @@ class Client(Confined):
             Misuse: the record was already resumed, is not the newest, belongs to another client, or its session is
                 over; or this client has no latch, or has already begun a session. Another client's record is not wiped.
             MalformedMessage, PeerError: the bytes are not a record, or were modified in storage.
-            InvalidParameters: the session is weaker than the client's current policy, or is about something else.
+            InvalidParameters: the session is weaker than the client's current policy, or has another subject.
         """
         with self._lock:
             self._require_own_process()

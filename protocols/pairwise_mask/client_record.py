@@ -81,7 +81,7 @@ class RecordedCoins(Confined):
             again = bytearray(self.drawn[self._replayed].expose())
             self._replayed += 1
             if len(again) != count:
-                raise InternalError("a resumed client draws coins of other lengths than before it was suspended")
+                raise InternalError("a resumed client draws coins of different lengths than before")
             return again
         fresh = draw_exactly(count, self._coins)
         if self._remembers:
@@ -127,7 +127,7 @@ class Recorder(Confined):
         if not self._name:
             name = bytes(draw_exactly(NAME_BYTES, self._plain))
             self._latch.begin(name)
-            # Only now: a name already in the latch belongs to another session, which must not end with this one.
+            # No earlier: a name already in the latch belongs to another session, which must not end with this one.
             self._name = name
         record = ClientRecord(
             head=Head(self._name, self._number, client),

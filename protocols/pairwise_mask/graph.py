@@ -80,7 +80,7 @@ class Graph:
             not LEAST_DEGREE <= self.degree < self.population or self.degree % 2 != 0
         ):
             raise InvalidParameters(
-                f"a sparse graph of {self.population} clients has an even degree from {LEAST_DEGREE} to "
+                f"a sparse graph of {self.population} clients must have an even degree from {LEAST_DEGREE} to "
                 f"{self.population - 1}; got {self.degree}"
             )
         if type(self.seed) is not bytes or len(self.seed) != GRAPH_SEED_BYTES:
@@ -143,7 +143,7 @@ class Graph:
     def committee(self, size: int) -> tuple[int, ...]:
         """Return the positions of a random committee, ascending; a committee of ``population`` contains everyone."""
         if type(size) is not int or not 1 <= size <= self.population:
-            raise InvalidParameters(f"a committee of {self.population} clients is 1..{self.population}; got {size!r}")
+            raise InvalidParameters(f"a committee must have 1..{self.population} members; got {size!r}")
         if size == self.population:
             return tuple(range(self.population))
         words = _words(Label.COMMITTEE, self.seed)

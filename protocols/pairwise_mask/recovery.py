@@ -174,7 +174,7 @@ class Recovery:
 
     @property
     def faults(self) -> list[PeerError]:
-        """Faults of single clients that did not prevent the sum."""
+        """Faults of individual clients that did not prevent the sum."""
         return [*self._faults, *self._judge_shares(), *self._judge_edges()]
 
     @property

@@ -382,7 +382,7 @@ def endorsements_of(published: PublishedRoster, signatures: Mapping[int, bytes])
 def request_unmasking(
     settled: Settled, views: Mapping[ClientId, bytes], endorsements: tuple[Endorsement, ...], position: int
 ) -> UnmaskingRequest:
-    """Return the request to one contributor; in active mode with the signed views of its neighbours.
+    """Return the request to one contributor, in active mode with its neighbours' signed views.
 
     Implements: [BIK+17] Fig. 4, Round 4, server, the first step.
     """

@@ -273,7 +273,7 @@ def advertise_keys(
             raise InvalidParameters("active mode needs an authority, a signing key and a certificate; configure them")
         if configuration.authority != member.authority.public_key:
             raise InvalidParameters(
-                "the session names another authority than the one this client trusts; if the authority has rotated its "
+                "the session names an authority that this client does not trust; if the authority has rotated its "
                 "key, update this client (`secagg keys follow`)"
             )
         member.require_signing()

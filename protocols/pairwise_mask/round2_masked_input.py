@@ -184,7 +184,7 @@ class MaskedVector:
         for index, (segment, vector) in enumerate(zip(self._configuration.segments, self.vectors, strict=True)):
             if _check_words(segment, vector, index, context) != vector[segment.length :].tolist():
                 raise PeerMisbehaved(
-                    "the sum does not match its check words: a client masked with other seeds than it announced, "
+                    "the sum does not match its check words: a client masked with seeds that it did not announce, "
                     "or an upload was altered; discard the sum and start another attempt",
                     reason=Reason.CHECK_WORDS_MISMATCH,
                     culprits=NOBODY,

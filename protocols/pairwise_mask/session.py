@@ -419,7 +419,7 @@ class Server(StagedServerSession[Content]):
                 self._known = replace(self.settled, known_sharers=self.settled.set_of(kept.shares))
             case ServerState.AWAITING_MASKED_INPUTS:
                 self._known = replace(self.settled, known_contributors=self.settled.set_of(kept.views))
-                # Before any share is requested: the answers would give the sum of each part.
+                # Check this before requesting any share: the answers would give the sum of each part.
                 self.roster.require_cohort(self.settled.contributors, _COUNTED[closed])
             case _:
                 pass

@@ -128,7 +128,7 @@ _OWN_STEPS: Final = 8
 _SIGNATURES_OF_A_STEP: Final = 5
 """Number of committee signatures that are verified in the time of one neighbour's work."""
 _PASSES: Final = 8
-"""Passes over an upload besides its masks: pack, hash, check, send, read and add."""
+"""Passes over an upload in addition to its masks: pack, hash, check, send, read and add."""
 
 
 def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None) -> Iterator[Costs]:

@@ -188,7 +188,7 @@ def test_a_client_takes_no_other_authority_for_its_own_and_is_told_how_to_follow
     offer = replace(
         session.server.configuration, authority=OTHER.public_key, standing=Standing(number=MADE).signed(OTHER)
     )
-    with pytest.raises(InvalidParameters, match=r"another authority.*secagg keys follow"):
+    with pytest.raises(InvalidParameters, match=r"does not trust.*secagg keys follow"):
         session.member(session.client_ids[0]).join(session.setup.subject).answer(offer.encode())
 
 

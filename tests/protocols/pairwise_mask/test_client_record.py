@@ -448,7 +448,7 @@ def test_a_client_that_would_draw_other_coins_than_it_drew_does_not_go_on() -> N
     """Its keys would differ from the advertised ones."""
     coins = RecordedCoins(InsecureSeededCoins(b""))
     coins.replay([Secret("coins", bytes(32))])
-    with pytest.raises(InternalError, match="coins of other lengths than before"):
+    with pytest.raises(InternalError, match="coins of different lengths than before"):
         coins.draw(31)
 
 
