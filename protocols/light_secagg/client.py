@@ -104,7 +104,7 @@ class Client(Confined):
         except UnexpectedMessage:
             raise
         except BaseException:
-            # Also if the ledger cannot be written.
+            # This includes a ledger that cannot be written.
             self.abort()
             raise
 
@@ -157,7 +157,7 @@ class Client(Confined):
             if sender not in held.clients:
                 raise _wrong(f"{sender} is not on the roster", Reason.ROSTER_INVALID)
             info = sealing_info(held.roster, sender, self.client)
-            # Anyone who knows this client's key can seal a piece, so even one that opens but is no vector proves
+            # Anyone who knows this client's key can seal a piece, so even one that opens but is not a vector proves
             # nothing.
             with (
                 blaming(*unverified(sender)),
@@ -170,7 +170,7 @@ class Client(Confined):
             raise InvalidParameters("the server's message must include the model; this one does not")
         if self._update.model_for(self._subject) != configuration.model_digest:
             raise InvalidParameters(
-                "the sum is for another model than the update was trained from", reason=Reason.BELOW_FLOOR
+                "the update was trained from a different model than the sum's", reason=Reason.BELOW_FLOOR
             )
         # From here on nothing is refused.
         charge = partial(self._member.charge, self._update.spent(self._subject))

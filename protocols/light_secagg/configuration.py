@@ -117,7 +117,7 @@ class Configuration:
         return -(-self.length // (self.target - self.privacy))
 
     def require_subject(self, subject: Subject) -> None:
-        """Refuse a sum about another subject. A model that arrives later is compared with the update's."""
+        """Refuse a sum with another subject. A model that arrives later is compared with the update's."""
         for name, mine, offered in (
             ("task", subject.task, self.task),
             ("round", subject.round_number, self.round_number),

@@ -86,7 +86,7 @@ _PASSES: Final = 8
 
 
 def costs(layout: Layout, clients: int, suite: Suite, dropped: int | None = None) -> Iterator[Costs]:
-    """Count a session; without ``dropped``, for one corrupted client in twenty, and as many dropouts."""
+    """Count one session; by default, one client in twenty is corrupted, and as many drop out."""
     rare = clients // ONE_IN
     corrupted, leaving = (rare, rare) if dropped is None else (usual_corrupted(clients), dropped)
     settings = LightSecAggOptions(suite=suite, corrupted=corrupted, dropped=leaving)

@@ -74,7 +74,7 @@ class Client(OneStageClientSession):
         member.signing_key.require_usable()
         require_standing(configuration.standing, member, configuration.authority)
         made = update.take(self._subject.layout, charge=partial(member.charge, update.spent(self._subject)))
-        # Nothing may refuse after that.
+        # Nothing may refuse after this point.
         payload = Payload(layout, clipped(made.payload, configuration.noise).values)
         indices = SharedIndices(configuration, round_number, self.client, payload, member.coins, threads=member.threads)
         try:

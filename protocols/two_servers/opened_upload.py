@@ -71,7 +71,7 @@ class HistogramShare(Confined):
         """Evaluate a client's share and add it, without ever holding all of a client's lanes.
 
         Raises:
-            Misuse: the share is of another shape, number of blocks, or server, or this sum was wiped. Nothing was
+            Misuse: the share has a different shape, number of blocks or server, or this sum was wiped. Nothing was
                 added.
             MalformedMessage: the client's key is refused because it has too few lanes.
 

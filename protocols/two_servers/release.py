@@ -263,7 +263,7 @@ class Release(Confined):
             theirs = OutputCommitment.decode(message, self._peer_stamp)
         if self.peer_commitment not in (None, theirs):
             raise PeerMisbehaved(
-                f"{self._peer_stamp.server} already committed to another share",
+                f"{self._peer_stamp.server} already committed to a different share",
                 reason=Reason.ALREADY_ANSWERED,
                 culprits=between_servers(),
             )

@@ -203,7 +203,7 @@ class IndexingServer(Confined):
             return encode_batch(MessageKind.INDEXING_ANSWER, self._stamp, answers)
 
     def conclude(self, answer: bytes) -> bytes:
-        """Decide about the uploads that the other server answered for, and accept them, as server 1."""
+        """Decide on the uploads that the other server answered for, and accept them, as server 1."""
         self._require_server(1)
         answer = owned_bytes(answer)
         items = decode_batch(answer, MessageKind.INDEXING_ANSWER, self._peer_stamp)
@@ -231,7 +231,7 @@ class IndexingServer(Confined):
             return conclusion
 
     def settle(self, conclusion: bytes) -> None:
-        """Decide about the uploads that the other server accepted, and accept them, as server 0."""
+        """Decide on the uploads that the other server accepted, and accept them, as server 0."""
         self._require_server(0)
         items = decode_batch(conclusion, MessageKind.INDEXING_CONCLUSION, self._peer_stamp)
         with self._held():
@@ -359,7 +359,7 @@ class IndexingServer(Confined):
     def _decide(
         self, upload_id: bytes, heard: bytes | None, decide: Callable[[PointFunctionExchange, bytes], bytes]
     ) -> bytes | None:
-        """Return the result of a step that decides about an upload; None if the upload is rejected."""
+        """Return the result of a step that decides on an upload; None if the upload is rejected."""
         try:
             if heard is None:
                 raise self._refused()

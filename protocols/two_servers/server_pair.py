@@ -85,7 +85,7 @@ def write_server_pair(folder: Path, roster: Path, operators: Iterable[OperatorKe
     }
     path = folder / SERVERS_FILE
     if path.exists() and load_server_pair(path) != pair:
-        raise InvalidParameters(f"{path} names other servers; remove it first")
+        raise InvalidParameters(f"{path} names different servers; remove it first")
     replace(path, (json.dumps(fields, indent=1) + "\n").encode(), PUBLIC)
     return pair
 

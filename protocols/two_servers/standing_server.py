@@ -308,7 +308,7 @@ class StandingServer(Confined):
         return self._server.offer
 
     def _release(self, server: IndexingServer, peer_share: bytes) -> bytes:
-        """Accept server 0's share, and release this server's; the round is over."""
+        """Accept server 0's share, and release this server's; this ends the round."""
         share = server.opened_share()
         result = server.combine(peer_share)
         _LOG.info("server 1 released a sum over %d clients", result.aggregate.contributors)

@@ -125,7 +125,7 @@ class LaneField:
             if largest_count < modulus:
                 return cls(modulus)
         raise CapacityExceeded(
-            f"counts up to {largest_count} exceed {MODULI[-1] - 1}, the most that checked lanes can hold; use fewer "
+            f"counts up to {largest_count} exceed {MODULI[-1] - 1}, the maximum of checked lanes; use fewer "
             "clients or less noise"
         )
 
@@ -151,7 +151,7 @@ class LaneField:
     def require_lanes(self, lanes: Any) -> Lanes:  # noqa: ANN401 -- checked here
         """Return an array of any shape; refuses values that are not lanes."""
         if type(lanes) is not np.ndarray or lanes.dtype != self.word:
-            raise Misuse(f"lanes modulo {self.modulus} must be {self.word}; got another {type(lanes).__name__}")
+            raise Misuse(f"lanes modulo {self.modulus} must be {self.word}; got a different {type(lanes).__name__}")
         if lanes.size and int(lanes.max()) >= self.modulus:
             raise CapacityExceeded(f"a lane is not below {self.modulus}", reason=Reason.INPUT_OUT_OF_RANGE)
         checked: Lanes = lanes
@@ -551,7 +551,7 @@ class EvaluationPoints:
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 1 <= self.count < self.field.base.modulus:
             raise InvalidParameters(
-                f"{self.count!r} evaluation points; there are 1 to {self.field.base.modulus - 1} in the base field"
+                f"{self.count!r} evaluation points; use 1 to {self.field.base.modulus - 1} in the base field"
             )
 
     def weights_at(self, point: Elements) -> Elements:
@@ -565,7 +565,7 @@ class EvaluationPoints:
         """Return the matrix over F_q that turns the values into those at the next ``more`` points."""
         q = self.field.base.modulus
         if self.count + more > q:
-            raise InvalidParameters(f"{self.count} points and {more} more are over {q}; take fewer columns")
+            raise InvalidParameters(f"{self.count} points and {more} more exceed {q}; use fewer columns")
         rows = [[pow(point, power, q) for power in range(self.count)] for point in range(self.count, self.count + more)]
         product: npt.NDArray[Any] = np.array(rows, dtype=np.int64) @ self._coefficients.T
         return product % q

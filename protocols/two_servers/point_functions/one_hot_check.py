@@ -1,4 +1,4 @@
-"""The servers' side of the one-hot check: each computes only from its share, both open, both decide.
+"""The servers' side of the one-hot check: each server computes from its own share, opens, and decides.
 
 From its shares y of the blocks, m of the masks and p of the polynomial a server computes shares of
 
@@ -416,7 +416,7 @@ class OneHotVerifier(Confined):
             )
 
     def _is_one_hot(self, peer: OneHotOpening) -> bool:
-        """Decide from what both servers opened.
+        """Decide from both servers' openings.
 
         Claim DP-3: other rows pass for at most 4 / |F| + 2 G / (|F| - q) of the challenges and query points.
         """

@@ -72,7 +72,7 @@ class OneHotShare(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """Digest of everything from which the share is made: equal digests mean equal shares."""
+        """Digest of all inputs of the share: equal digests mean equal shares."""
         ...
 
     def lanes(self, first: int, count: int) -> Lanes:
@@ -264,7 +264,7 @@ def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: b
 
 
 def require_seed(seed: Secret) -> None:
-    """Refuse anything but a secret of 32 bytes."""
+    """Require a secret of 32 bytes."""
     require_secret(seed)
     if len(seed) != SEED_BYTES:
         raise InvalidParameters(f"a seed must be {SEED_BYTES} bytes; got {seed!r}")

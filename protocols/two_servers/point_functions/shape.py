@@ -256,7 +256,7 @@ def share_digest(  # noqa: PLR0913, PLR0917 -- what a share is made from
     seed: Secret | None,
     sent: bytes,
 ) -> bytes:
-    """Return the digest of everything from which a share is made: equal digests mean equal shares.
+    """Return the digest of all inputs of a share: equal digests mean equal shares.
 
     Args:
         sent: digest of what the server received in addition to its seed; empty if nothing.

@@ -431,7 +431,7 @@ class SeedShare(_WithoutTree):
 
     @property
     def digest(self) -> bytes:
-        """The digest of everything that the share is made from."""
+        """The digest of all inputs of the share."""
         return share_digest(self.shape, self.blocks, self.binding, self.server_index, self.seed, b"")
 
     def _source(self) -> Source:
@@ -452,7 +452,7 @@ class ExplicitShare(_WithoutTree):
 
     @property
     def digest(self) -> bytes:
-        """The digest of everything that the share is made from."""
+        """The digest of all inputs of the share."""
         sent = hashlib.sha256(bind(Label.POINT_FUNCTION_EXPLICIT_DIGEST, self.encode())).digest()
         return share_digest(self.shape, self.blocks, self.binding, self.server_index, None, sent)
 
@@ -513,7 +513,7 @@ class TreeShare(Confined):
         self.correction = correction
         self._hash_family = hash_family
         with self._roots_key() as key:
-            # Refuse a wiped seed, or one of another length, here rather than during evaluation.
+            # Refuse a wiped seed, or one of the wrong length, here rather than during evaluation.
             CounterStream(key)
 
     @property
@@ -528,7 +528,7 @@ class TreeShare(Confined):
 
     @property
     def digest(self) -> bytes:
-        """The digest of everything that the share is made from."""
+        """The digest of all inputs of the share."""
         return share_digest(self.shape, self.blocks, self.binding, self.server_index, self.seed, self.correction.digest)
 
     def lanes(self, first: int, count: int) -> Lanes:

@@ -287,7 +287,7 @@ def test_the_update_is_that_of_the_session_that_goes_on() -> None:
     ("update", "sentence"),
     [
         (None, "include the model; this one does not"),
-        (LazyUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "for another model"),
+        (LazyUpdate(lambda: pytest.fail("it is made"), bytes(range(1, 33))), "trained from a different model"),
     ],
 )
 def test_an_update_that_is_none_or_of_another_model_is_not_charged(update: LazyUpdate | None, sentence: str) -> None:
