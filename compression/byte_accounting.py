@@ -30,7 +30,7 @@ def parameter_count(shapes: Shapes) -> int:
 
 
 def is_bias(name: str) -> bool:
-    """Whether the name is a bias's, not a weight's of a layer or a norm."""
+    """Whether the name is that of a bias, not of a layer's or norm's weight."""
     return name.rpartition(".")[2].startswith("bias")
 
 

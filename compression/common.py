@@ -35,7 +35,7 @@ SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicStream:
-    """Source of one round's public randomness for one tensor; another round, name or shape gives another stream.
+    """Source of one round's public randomness for one tensor; another round, name or shape gives a different stream.
 
     Security: the seed is public. It must not be, or be derived from, a key of the aggregation protocol.
     """
@@ -70,7 +70,7 @@ class PublicStream:
 
 
 def require_text(name: str) -> None:
-    """Require a tensor's name that can be encoded."""
+    """Require that a tensor's name can be encoded."""
     if type(name) is not str:
         raise Misuse(f"a tensor's name must be a str; got {name!r}")
     try:
@@ -80,7 +80,7 @@ def require_text(name: str) -> None:
 
 
 def require_seed(seed: bytes) -> None:
-    """Require the 32 bytes of a public seed."""
+    """Require a public seed of 32 bytes."""
     if type(seed) is not bytes or len(seed) != SEED_BYTES:
         raise InvalidParameters(f"a public seed must be {SEED_BYTES} bytes; draw one per session or training run")
 
@@ -136,9 +136,9 @@ def encoded(
 
 
 def require_sum(aggregate: Aggregate, layout: Layout, capacity: int | None = None) -> None:
-    """Refuse a sum in another layout (``Misuse``) or of more contributors than the scheme's rings hold."""
+    """Refuse a sum in a different layout (``Misuse``) or with more contributors than the rings hold."""
     if aggregate.layout != layout:
-        raise Misuse("the aggregate has another layout; decode it with the object that encoded it")
+        raise Misuse("the aggregate has a different layout; decode it with the object that encoded it")
     if capacity is not None:
         require_capacity(aggregate.contributors, capacity)
 

@@ -161,7 +161,7 @@ class Codebook:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the canonical encoding back.
+        """Decode the canonical encoding.
 
         Raises:
             MalformedMessage: anything that ``encode`` would not have written; its reason says what.
@@ -256,7 +256,7 @@ class Search:
         return len(self._tiles[0])
 
     def nearest(self, columns: FloatMatrix, memory: FloatMatrix) -> npt.NDArray[np.int32]:
-        """Return the index of the nearest codeword for the block in each column, whose last number is 1."""
+        """Return the index of the codeword nearest to each column's block; a column ends with a 1."""
         gains, indices = self._nearest_in_tile(self._tiles[0], columns, memory)
         for number, tile in enumerate(self._tiles[1:], start=1):
             others, other_indices = self._nearest_in_tile(tile, columns, memory)

@@ -106,14 +106,14 @@ class ScalarQuantization:
             raise InvalidParameters(f"wrapping_weight must be None or an integer in 1..{limit}; got {weight!r}")
         if type(self.scales) is not tuple or len(self.scales) not in {1, *self.shape[:1]}:
             raise InvalidParameters(
-                f"scales is a tuple of one scale, or of one for each index of axis 0 of a tensor of shape {self.shape}"
+                f"scales must be a tuple of one scale, or one for each index of axis 0 in the shape {self.shape}"
             )
         object.__setattr__(self, "scales", tuple(map(_as_float32, self.scales)))
         zero_points = self.zero_points or (0,) * len(self.scales)
         if type(zero_points) is not tuple or len(zero_points) != len(self.scales):
-            raise InvalidParameters(f"zero_points is a tuple of one code for each of the {len(self.scales)} scales")
+            raise InvalidParameters(f"zero_points must be a tuple of {len(self.scales)} codes, one for each scale")
         if any(type(code) is not int or not self.least <= code <= self.greatest for code in zero_points):
-            raise InvalidParameters(f"a zero point is a code of {self.bits} bits: in {self.least}..{self.greatest}")
+            raise InvalidParameters(f"a zero point must be a {self.bits}-bit code: {self.least}..{self.greatest}")
         object.__setattr__(self, "zero_points", zero_points)
         reaches = (scale * (abs(code) - self.least) for scale, code in zip(self.scales, zero_points, strict=True))
         object.__setattr__(self, "largest", max(reaches))
@@ -222,7 +222,7 @@ class ScalarQuantization:
     def _rows(self, update: Tensor) -> _Floats:
         dtype = getattr(update, "dtype", np.dtype(bool))
         if dtype.kind != "f" or dtype.itemsize not in _FLOAT_TYPES or update.shape != self.shape:
-            raise Misuse(f"an update is an array of float16, float32 or float64 of shape {self.shape}; convert it")
+            raise Misuse(f"an update must be an array of float16, float32 or float64 of shape {self.shape}; convert it")
         return update.reshape(self._matrix_shape)
 
     def _columns(self, dtype: np.dtype[Any]) -> tuple[_Floats, _Floats]:
@@ -290,9 +290,9 @@ def calibrate(  # noqa: PLR0913 -- the parameters of what it makes
     Security: the scales are broadcast. Scales from a client's own update reveal its largest value.
     """
     if getattr(sample, "dtype", np.dtype(bool)).kind != "f" or (per_channel and not sample.ndim):
-        raise Misuse("a sample is an array of floats, with an axis 0 if it has channels")
+        raise Misuse("a sample must be an array of floats; channels are axis 0")
     if not sample.size or not np.isfinite(sample).all():
-        raise InvalidParameters("a sample has at least one value, and neither NaN nor infinity; calibrate on another")
+        raise InvalidParameters("a sample must have at least one value, and no NaN or infinity; calibrate on another")
     rows = sample.reshape(len(sample) if per_channel else 1, -1).astype(np.float64)
     steps = (1 << bits) - 1
     if not affine:
@@ -328,7 +328,7 @@ def overflowed(true_sums: npt.NDArray[np.integer[Any]], modulus_bits: int) -> np
     sums; under secure aggregation nobody does.
     """
     if getattr(true_sums, "dtype", np.dtype(bool)).kind not in "iu":
-        raise Misuse("true sums are an array of integers; sum the codes in int64")
+        raise Misuse("true sums must be an array of integers; sum the codes in int64")
     ring = Ring(modulus_bits)
     return (true_sums < ring.least) | (true_sums > ring.greatest)
 

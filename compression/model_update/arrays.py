@@ -41,7 +41,7 @@ def aggregated_names(sent: Arrays, patterns: tuple[str, ...] = (), excluded: tup
 
     Args:
         patterns: shell patterns of names; without any, all are summed.
-        excluded: patterns of names that are not summed, such as parts that stay at each client.
+        excluded: patterns of names that are not summed, such as parts that stay on each client.
     """
     for key, each in (("secagg-tensors", patterns), ("secagg-exclude", excluded)):
         if idle := [pattern for pattern in each if not any(fnmatchcase(name, pattern) for name in sent)]:

@@ -106,7 +106,7 @@ class Quantized(FitsEvery):
 
     def make(self, place: PublicStream, sample: Sample | None, previous: Scheme | None) -> ScalarQuantization:
         if self.per_channel and len(place.shape) < 2:  # noqa: PLR2004 -- channels, and values in each
-            raise InvalidParameters(f"channels need two dimensions, but the shape is {place.shape}; quantize it as one")
+            raise InvalidParameters(f"channels need two dimensions, but the shape is {place.shape}; omit per_channel")
         if sample is None or not sample.any():
             return _former(previous, ScalarQuantization, place.shape)
         return scalar_quantization.calibrate(
@@ -310,7 +310,7 @@ class UpdatePlan:
             previous: the previous epoch's parameters, from which codebooks start; kept where the sample is zero.
         """
         if previous is not None and previous.epoch >= epoch:
-            raise InvalidParameters(f"epoch {epoch} does not follow epoch {previous.epoch}; count epochs one by one")
+            raise InvalidParameters(f"epoch {epoch} does not follow {previous.epoch}; number epochs consecutively")
         if calibration is not None:
             require_names(calibration.sample, tuple(self.shapes), "a sample")
         former = {} if previous is None else {tensor.name: tensor for tensor in previous.tensors}

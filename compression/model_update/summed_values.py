@@ -221,7 +221,7 @@ def steps_in(update: ModelUpdate, values: Mapping[str, npt.NDArray[Any]]) -> flo
     squares, count = 0.0, 0
     for tensor in update.tensors:
         scheme = fixed_point(tensor)
-        # Integers are exact, and metrics have another step.
+        # Integers are exact, and metrics have a different step.
         if scheme is not None and scheme.fraction_bits and tensor.name != METRICS and tensor.name in values:
             found = np.asarray(values[tensor.name], dtype=np.float64).ravel()
             squares += float(np.dot(found, found)) * 4.0**scheme.fraction_bits

@@ -305,7 +305,7 @@ def test_a_model_comes_back_without_the_rows_of_few(rows: Any, bias: list[bool])
 def test_a_sum_of_other_rows_is_not_decoded() -> None:
     released, other = released_of(planned(), [changing(0)] * CLIENTS), planned(rows=("words", "bias"))
     for read in (other.total, other.released_rows, planned(None).total):
-        with pytest.raises(Misuse, match="another layout"):
+        with pytest.raises(Misuse, match="a different layout"):
             read(released)
 
 

@@ -179,7 +179,7 @@ def test_a_sum_of_another_layout_than_its_description_is_refused(
 ) -> None:
     path = tmp_path / "a.sum"
     write_sum(path, description_of(3), released_of(description_of(3, clip=2.0), 1, 2, 3))
-    assert "has another layout" in refusal(capsys, tmp_path, str(path))
+    assert "has a different layout" in refusal(capsys, tmp_path, str(path))
 
 
 def test_the_mean_is_that_of_all_groups_and_what_is_known_is_said(
