@@ -222,7 +222,7 @@ class ClearSum:
 
     def add(self, payload: Payload) -> None:
         if payload.layout != self._layout:
-            raise Misuse("a payload has another layout; encode all payloads of a round with one codec")
+            raise Misuse("a payload has a different layout; encode all payloads of a round with one codec")
         for segment, some, sums, values in zip(
             self._layout.segments, self._tables, self._sums, payload.values, strict=True
         ):

@@ -160,7 +160,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """Training of a client."""
+    """Settings of a client's training."""
 
     epochs: Annotated[int, within(1, 10**4)] = 1
     batch: Annotated[int, within(1, 10**6)] = 32

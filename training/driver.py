@@ -225,7 +225,7 @@ def train(
             for observer in told:
                 observer.round_done(record)
     finally:
-        # Also after an interruption: keeps the state after the last whole round.
+        # Save after an interruption too: this keeps the state after the last whole round.
         for observer in told:
             observer.close()
     summary = summarise(records, parameters=run.values)
@@ -523,7 +523,7 @@ def _is_finished(run: Configuration, folder: Path) -> bool:
         return False
     before = read(stored)
     if to_tree(replace(before, workers=run.workers)) != to_tree(run):
-        raise InvalidParameters(f"{folder} has a run of another configuration; use another folder for this sweep")
+        raise InvalidParameters(f"{folder} has a run of a different configuration; use another folder for this sweep")
     return True
 
 

@@ -207,7 +207,7 @@ class WrittenOutLstm(nn.Module):
 
 
 def written_out(layer: nn.Module) -> nn.Module | None:
-    """Return the replacement of a unidirectional LSTM."""
+    """Return a replacement for a unidirectional LSTM; None for other layers."""
     if isinstance(layer, nn.LSTM) and not layer.bidirectional and not layer.proj_size:
         return WrittenOutLstm(layer)
     return None
@@ -433,7 +433,7 @@ class Evaluator:
         self._device = device_named(device)
         self._model = factory().to(self._device).eval()
         self._inputs, self._targets = examples.inputs.to(self._device), examples.targets.to(self._device)
-        # On an accelerator one thread keeps it busy.
+        # One thread keeps an accelerator busy.
         self._threads = 1 if self._device.type != "cpu" else cores() if threads is None else threads
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> Accuracy:

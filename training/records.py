@@ -83,15 +83,15 @@ class Checkpoint:
         found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
             raise InvalidParameters(
-                f"the run was started with another {', '.join(found)}; restore that, or use another folder"
+                f"the run was started with a different {', '.join(found)}; restore it, or use another folder"
             )
 
     def require_about(self, about: Mapping[str, str]) -> None:
-        """Refuse other data or another model than the run was started with."""
+        """Refuse data or a model other than those the run was started with."""
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
-                f"the run was started with other {' and '.join(found)}; restore them, or use another folder"
+                f"the run was started with different {' and '.join(found)}; restore them, or use another folder"
             )
 
 

@@ -228,7 +228,7 @@ def _accuracy_against(
     axes.set_xlabel(label)
     bars = "\nbars: standard deviation of seeds" if any(len(cell.runs) > 1 for cell in cells) else ""
     axes.set_ylabel(f"test accuracy after the last round, %{bars}")
-    # Outside the axes, so that no marker looks like a run.
+    # Draw it outside the axes, so that no marker looks like a run.
     figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     if len(points) <= 2 * _MOST_CURVES:
         # The legend names the scheme.
@@ -327,7 +327,7 @@ def label_apart(figure: Any, axes: Any, points: Sequence[tuple[str, float, float
                 arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "linewidth": 0.5},
             )
             label.set_in_layout(False)
-            # Only of the text: the line to the point may cross others.
+            # Use only the text: the line to the point may cross others.
             box = text_box(label)
             is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
             if is_inside and not any(box.overlaps(other) for other in taken):
@@ -392,7 +392,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     lines = ["# Training runs", "", conclusion(cells), "", *table(cells), "", _NOTE]
     for name, title, figure in figures_of(cells):
         figure.savefig(out / f"{name}.png", dpi=160)
-        # Without a date, so that equal runs give equal files.
+        # Write no date, so that equal runs give equal files.
         figure.savefig(out / f"{name}.svg", metadata={"Date": None})
         lines += ["", f"## {title}", "", f"![{title}]({name}.svg)"]
     lines += ["", "## Configurations"]

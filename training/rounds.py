@@ -183,7 +183,7 @@ _CLIENTS_OF_A_DIGEST: Final = 8
 
 
 class Timer:
-    """Adds up the time of a round's parts.
+    """Measures the time spent in each part of a round.
 
     ``train`` is the wait for trained and encoded clients; ``encode`` is the total encoding time of all threads.
     """

@@ -404,7 +404,7 @@ def test_the_sum_in_the_clear_is_the_one_that_the_contract_defines(compression: 
 
 def test_a_payload_of_another_codec_is_refused() -> None:
     made, other = codecs(Configuration(compression=SCALAR)), codecs(Configuration(compression=PRUNING))
-    with pytest.raises(Misuse, match="another layout"):
+    with pytest.raises(Misuse, match="a different layout"):
         ClearSum(made.codec, 20).add(other.encode(update(0), SystemCoins()))
 
 

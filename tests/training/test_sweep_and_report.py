@@ -88,7 +88,7 @@ def test_a_folder_of_another_sweep_is_refused(grid: Path, tmp_path: Path) -> Non
     grid.write_text(grid.read_text().replace("seeds = [0, 1]", "seeds = [0]"))
     sweep(read_grid(grid), tmp_path / "runs")
     grid.write_text(grid.read_text().replace("rounds=1", "rounds=3"))
-    with pytest.raises(InvalidParameters, match="another configuration"):
+    with pytest.raises(InvalidParameters, match="a different configuration"):
         sweep(read_grid(grid), tmp_path / "runs")
 
 
