@@ -42,7 +42,7 @@ async function hmac(key, bytes) {
   return new Uint8Array(await subtle.sign("HMAC", imported, bytes));
 }
 
-/** HKDF-Expand, for 32 bytes at most. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
+/** HKDF-Expand, for at most 32 bytes. @param {Uint8Array} secret @param {Uint8Array} info @param {number} count */
 export async function expand(secret, info, count) {
   const block = await hmac(secret, concat(info, [1]));
   const out = block.slice(0, count);

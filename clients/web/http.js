@@ -205,7 +205,7 @@ function oneMessageClient(description, id, { identity, policy, ledger = new Roun
 const seenBy = (ledger) => (/** @type {string} */ authority, /** @type {bigint} */ number, /** @type {string} */ digest) =>
   ledger.see(authority, number, digest);
 
-/** The subject that an offer must have. These values come from no model. @param {SessionDescription} description */
+/** The subject that an offer must have. These values do not come from a model. @param {SessionDescription} description */
 const subjectOf = async ({ task, round, text, terms }) => ({
   task: utf8(task), round, model: await sha256(new Uint8Array(0)),
   application: await applicationDigest(text, terms),
@@ -447,7 +447,7 @@ async function bodyOf(response, most) {
     if (done) break;
     if (size + value.length > most) {
       await reader.cancel();
-      throw new Left(`an answer of the server is longer than ${most} bytes`);
+      throw new Left(`the server's answer is longer than ${most} bytes`);
     }
     if (size + value.length > bytes.length) {
       const more = new Uint8Array(2 * (size + value.length));
@@ -485,5 +485,5 @@ export async function identityOf(text) {
   });
 }
 
-/** Fields of a key file, with their numbers of digits. */
+/** Fields of a key file, with their lengths in digits. */
 const HEX = /** @type {const} */ ([["seed", 64], ["certificate", 144], ["authority", 64]]);

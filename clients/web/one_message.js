@@ -1,5 +1,5 @@
 /**
- * A client of one message, classic suite, exact segments.
+ * One-message client: classic suite, exact segments.
  * Implements protocols/one_message/README.md.
  * @module
  */

@@ -59,7 +59,7 @@ const NONE = new Uint8Array(0);
 /** @type {import("./crypto.js").KeyPair} */
 const NO_KEYS = Object.freeze({ own: /** @type {any} */ (null), public: NONE });
 const LEFT = "this client left the session";
-/** Maximum bytes and items of a field, if the session does not set less. */
+/** Default limits on a field's bytes and items; a session may lower them. */
 const MOST = Object.freeze({ task: 256, layout: 2 ** 21, segments: 2 ** 16, id: 10, path: 64 });
 /** Segments of the stream of one key. */
 const MOST_PARTS = 2 ** 16;
@@ -220,13 +220,13 @@ export class PairwiseClient {
   entry = NONE;
   /** The root of the delivered entries. */
   entries = NONE;
-  /** Of all advertisers. @type {bigint[]} */
+  /** Ids of all advertisers. @type {bigint[]} */
   ids = [];
   position = 0;
   /** The seed of the graph and the committee, and the neighbours of a position. */
   seed = NONE;
   graph = /** @type {(at: number) => number[]} */ (() => []);
-  /** Positions: of neighbours, of those that shared, of neighbours among them. @type {number[]} */
+  /** Positions of the neighbours, of the sharers, and of the neighbours among these. @type {number[]} */
   near = [];
   /** @type {number[]} */
   sharers = [];
@@ -360,7 +360,7 @@ export class PairwiseClient {
     return /** @type {Identity} */ (this.identity);
   }
 
-  /** A signature in active mode, else nothing. @param {string} label @param {...Uint8Array} parts */
+  /** A signature in active mode, otherwise empty. @param {string} label @param {...Uint8Array} parts */
   async #sign(label, ...parts) {
     return this.offer.isActive ? this.#certified().key.sign(label, ...parts) : NONE;
   }
@@ -392,7 +392,7 @@ export class PairwiseClient {
     return concat(start, this.entry);
   }
 
-  /** Refuse a session about another subject, or below the policy. @param {Offer} offer */
+  /** Refuse a session with another subject, or below the policy. @param {Offer} offer */
   #requirePolicy(offer) {
     const { policy, identity } = this;
     const { layout, layoutVersion, capacity = Infinity } = this.about;

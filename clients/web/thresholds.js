@@ -37,7 +37,7 @@ const logChoose = (n, k) => logFactorial(n) - logFactorial(k) - logFactorial(n -
 const SLACK = 1e-6;
 
 /**
- * ln of the probability that at least this many of the drawn ones are marked.
+ * ln of the probability that at least this many of the drawn items are marked.
  * @param {number} least @param {number} total @param {number} marked @param {number} drawn
  */
 function logTail(least, total, marked, drawn) {
@@ -55,7 +55,7 @@ function logTail(least, total, marked, drawn) {
 }
 
 /**
- * The maximum number of marked ones among the drawn, except with probability e^ln.
+ * The maximum number of marked items among those drawn, except with probability e^ln.
  * @param {number} total @param {number} marked @param {number} drawn @param {number} ln
  */
 function mostDrawn(total, marked, drawn, ln) {

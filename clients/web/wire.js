@@ -31,7 +31,7 @@ export function must(condition, reason, sentence) {
 }
 
 /**
- * The results of all, once all have ended; throws the first error, if any.
+ * The results of all promises, once settled; throws the first error, if any.
  * @template T @param {Promise<T>[]} under @returns {Promise<T[]>}
  */
 export async function allOf(under) {
@@ -55,7 +55,7 @@ export async function as(reason, made) {
 const SUBJECT = /** @type {const} */ (["task", "round", "model", "application"]);
 
 /**
- * Refuse an offer about another subject than this client's; omitted fields are not compared.
+ * Refuse an offer whose subject differs from this client's; omitted fields are not compared.
  * @param {Partial<Subject>} subject @param {Subject} offer
  */
 export function requireSubject(subject, offer) {
@@ -152,7 +152,7 @@ export async function commit(label, parts, secret) {
 export const header = (kind, digest = new Uint8Array(0)) =>
   concat(utf8(MAGIC), [FORMAT], integer(kind, 2), digest.slice(0, TAG));
 
-/** Ranges of kinds of messages; no other number is one. */
+/** Ranges of message kinds; no other number is a kind. */
 const KINDS = [
   [1, 6], [16, 28], [32, 49], [64, 75], [80, 80], [84, 84], [86, 90], [100, 112],
   [120, 127], [130, 131], [146, 148],
@@ -271,7 +271,7 @@ export const set = (size) => (reader) => {
   return out;
 };
 
-/** The first bytes of a digest, which tell sessions apart. @param {Uint8Array} digest @returns {Field<void>} */
+/** The first bytes of a digest, which distinguish sessions. @param {Uint8Array} digest @returns {Field<void>} */
 export const tag = (digest) => (reader) =>
   must(equal(reader.take(TAG), digest.slice(0, TAG)), "wrong_session", "the message belongs to another session");
 

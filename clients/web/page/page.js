@@ -113,7 +113,7 @@ function showOutcome({ isReleased, sentence, result }) {
   mean.setAttribute("aria-label", `The average of ${note}`);
 }
 
-/** Take part until there is a sum: if a session ends without one, the next follows. */
+/** Take part in one session after another until one gives a sum. */
 async function takePart() {
   if (drawing.isEmpty) {
     say("Draw something first.");

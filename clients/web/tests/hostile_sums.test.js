@@ -1,4 +1,4 @@
-/** A server that changes its statements, over HTTP: offers of one message, bodies, stores. The uploads are counted. */
+/** A server that changes what it says over HTTP: one-message offers, bodies, stores. Uploads are counted. */
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";

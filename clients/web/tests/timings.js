@@ -1,5 +1,5 @@
 /**
- * Times of a client: an upload under pairwise masks, one message, and their floor, WebCrypto's AES.
+ * Times of a client: an upload under pairwise masks, one message, and their lower bound, WebCrypto's AES.
  */
 import { applicationDigest, encode, layoutVersion, planOf } from "../encoding.js";
 import { PIECE, random, stream, streamKey } from "../crypto.js";
@@ -18,7 +18,7 @@ export async function milliseconds(act) {
   return performance.now() - began;
 }
 
-/** The minimum of some turns: other load only adds. @param {() => Promise<number>} turn */
+/** The minimum of several runs: other load only adds time. @param {() => Promise<number>} turn */
 async function least(turn) {
   const times = [];
   for (let i = 0; i < TURNS; i++) times.push(await turn());
@@ -69,7 +69,7 @@ export async function sharedClients() {
   return { client: clients[0], delivered };
 }
 
-/** Milliseconds of only the streams of all masks, one after another. */
+/** Milliseconds for only the streams of all masks, one after another. */
 export async function floorOf() {
   const { ringBits } = planOf(terms);
   const bytes = VALUES * (ringBits > 16 ? 4 : 2);
