@@ -85,7 +85,7 @@ class CodewordTable:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the canonical encoding back."""
+        """Decode the canonical encoding."""
         data = owned_bytes(data)
         if len(data) < _HEADER.size:
             raise MalformedMessage("the table ends before its dimensions do", reason=Reason.TRUNCATED)

@@ -168,7 +168,7 @@ def ideal_aggregate(layout: Layout, payloads: Sequence[Payload], times: Sequence
         raise InvalidParameters("pass at least one payload, each of at least one client, at most 2^47 clients")
     for payload in payloads:
         if payload.layout != layout:
-            raise Misuse("a payload has another layout; encode all payloads with one decoder object")
+            raise Misuse("a payload has a different layout; encode all payloads with one decoder object")
     values = tuple(
         _ideal_segment(segment, [payload.values[position] for payload in payloads], used)
         for position, segment in enumerate(layout.segments)
@@ -210,7 +210,7 @@ def _histogram(flat: RingVector, segment: IndexSegment) -> Histogram:
 def _require_histogram(value: npt.NDArray[Any], segment: IndexSegment, contributors: int) -> None:
     shape = (segment.blocks, segment.codewords)
     if type(value) is not np.ndarray or value.dtype != np.uint64 or value.shape != shape:
-        raise Misuse(f"a histogram must be uint64 of shape {shape}; got another {type(value).__name__}")
+        raise Misuse(f"a histogram must be uint64 of shape {shape}; got a different {type(value).__name__}")
     if int(value.max()) > contributors or (value.sum(axis=1) != contributors).any():
         raise CapacityExceeded(
             f"a block's histogram does not add up to {contributors} contributors", reason=Reason.INPUT_OUT_OF_RANGE

@@ -57,7 +57,7 @@ class RingSegment:
         sent, fine = Ring(self.modulus_bits), self.fine_bits
         if type(fine) is not int or not 0 <= fine <= MAXIMUM_MODULUS_BITS - self.modulus_bits:
             raise InvalidParameters(
-                f"fine_bits is an integer in 0..{MAXIMUM_MODULUS_BITS - self.modulus_bits} with {self.modulus_bits} "
+                f"fine_bits must be in 0..{MAXIMUM_MODULUS_BITS - self.modulus_bits} with {self.modulus_bits} "
                 f"modulus bits; got {fine!r}"
             )
         object.__setattr__(self, "sent_ring", sent)
@@ -203,7 +203,7 @@ class Layout:
 
     @classmethod
     def decode(cls, message: bytes) -> Layout:
-        """Read the canonical encoding back."""
+        """Decode the canonical encoding."""
         reader = Reader(message, MessageKind.LAYOUT)
         count = reader.integer(4)
         if count > MAXIMUM_SEGMENTS:
@@ -302,7 +302,7 @@ class Payload:
 def require_digest(digest: bytes, layout: Layout) -> None:
     """Refuse a message that was made for another layout."""
     if digest != layout.digest:
-        raise MalformedMessage("the message has another layout", reason=Reason.LAYOUT_MISMATCH)
+        raise MalformedMessage("the message has a different layout", reason=Reason.LAYOUT_MISMATCH)
 
 
 def _decode_segment(reader: Reader) -> Segment:

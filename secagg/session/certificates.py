@@ -190,7 +190,7 @@ class Standing:
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The signed parts, besides the authority's key."""
+        """The signed parts, in addition to the authority's key."""
         return self.number.to_bytes(8, "big"), self.digest, *(each.to_bytes(4, "big") for each in self.revoked)
 
     def signed(self, authority: SigningKey) -> Standing:

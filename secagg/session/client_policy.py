@@ -124,9 +124,9 @@ class Pinned:
         return own is not None and type(offered) is type(own) and offered == own
 
     def stricter(self, own: object, other: object) -> object:
-        """Return the pinned party; an operator that names a different one gets an error, not a change."""
+        """Return the pinned party; refuse an operator's different one."""
         if own is not None and other is not None and own != other:
-            raise InvalidParameters("another party is already pinned; name the same one, or none")
+            raise InvalidParameters("another party is already pinned; use the same one, or none")
         return other if own is None else own
 
 

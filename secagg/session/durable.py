@@ -37,7 +37,7 @@ def require_own_folder(folder: Path, setting: str = "") -> None:
     found = folder.stat()
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077):
         named = f" in {setting}" if setting else ""
-        raise InvalidParameters(f"{folder} must be private to this user; remove it, or name another folder{named}")
+        raise InvalidParameters(f"{folder} must be private to this user; remove it, or use another folder{named}")
 
 
 _OVERLAY: Final = {0x794C7630: "overlayfs", 0x61756673: "aufs", 0xF15F083D: "unionfs"}
@@ -54,7 +54,7 @@ def require_one_layer(folder: Path, setting: str = "") -> None:
     if (system := _layers_of(folder)) is not None:
         named = f" in {setting}" if setting else ""
         raise InvalidParameters(
-            f"{folder} is on {system}, whose layers can be mounted twice and vanish with a container; name a folder on "
+            f"{folder} is on {system}, whose layers can be mounted twice and vanish with a container; use a folder on "
             f"a volume{named}, or one in memory such as /dev/shm for trials"
         )
 

@@ -128,7 +128,7 @@ def listening(path: Path, *, replaces_dead: bool = False) -> Generator[socket.so
             listener.bind(str(path))
         except OSError as error:
             raise InvalidParameters(
-                f"cannot create a socket at {path} ({error}); remove an old socket, or name another path"
+                f"cannot create a socket at {path} ({error}); remove an old socket, or use another path"
             ) from None
         try:
             # Nobody can connect before ``listen``, so the mode that ``bind`` sets is never used.

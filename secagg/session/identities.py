@@ -138,10 +138,10 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
         InvalidParameters: the file is missing or was altered.
     """
     try:
-        # Keep the line ends: otherwise a later append would cut the file at the wrong place.
+        # Keep the line endings: otherwise a later append would cut the file at the wrong place.
         text = path.read_bytes().decode("ascii")
     except FileNotFoundError:
-        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or name another") from None
+        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or use another") from None
     except (OSError, ValueError):
         raise _no_roster(path, "it is not a text file") from None
     try:
@@ -152,9 +152,9 @@ def load_roster(path: Path, known: Roster | None = None) -> Roster:
 
 def _parsed(text: str, known: str) -> Roster:
     if "\r" in text:
-        raise InvalidParameters("its line ends were changed")
+        raise InvalidParameters("its line endings were changed")
     if _HEAD.fullmatch(text, text.rfind("\n") + 1):
-        text += "\n"  # A copy or an editor dropped the last line's end: the head is whole, so its append counts.
+        text += "\n"  # A copy or an editor dropped the last newline: the head is complete, so its append counts.
     lines = text.splitlines(keepends=True)
     while lines and not (lines[-1].startswith("head ") and lines[-1].endswith("\n")):
         # A torn append, which nobody has received, has whole entries and no head.
@@ -225,7 +225,7 @@ class _Entries:
         for signer, signature in ((self.authority, by_old), (key, by_new)):
             verify_signature(signer, signature, Label.AUTHORITY_ROTATION, self.authority, key)
         if key in self.keys:
-            raise InvalidParameters("an authority's new key must be unused by clients and authorities; name another")
+            raise InvalidParameters("an authority's new key must be unused by clients and authorities; use another")
         self.keys.add(key)
         self.authorities.append(key)
         self.carried, self.live = self.live, {}
@@ -301,7 +301,7 @@ def sign_requests(  # noqa: PLR0913 -- what an authority decides
 def _require_new(request: Request, authority: SigningKey, keys: Container[bytes], asking: Container[ClientId]) -> None:
     client = request.client.value
     if request.authority != authority.public_key:
-        raise InvalidParameters(f"client {client} asks another authority; it must create a request to this one")
+        raise InvalidParameters(f"client {client} has a request to another authority; it must create one to this one")
     if request.public_key in keys:
         raise InvalidParameters(f"the key of client {client} was already certified; the client must create a new one")
     if request.client in asking:
@@ -374,8 +374,8 @@ def _append(path: Path, authority: SigningKey, lines: Lines, clock: Clock, signs
         for line in lines(known, now):
             known.take(*line.split())
             text += f"{line}\n"
-        if not known.issued:  # A head of such a roster revokes nothing, and would supersede those of the right one.
-            raise InvalidParameters(f"{path} lists no client, so it is not the authority's roster; name that file")
+        if not known.issued:  # A head of such a roster revokes nothing, and would supersede those of the correct one.
+            raise InvalidParameters(f"{path} lists no client, so it is not the authority's roster; use that file")
         number = now if roster is None else max(now, roster.standing.number + 1)
         head = known.standing(number, text).signed(signs or authority)
         text += f"head {number} {head.signature.hex()}\n"
@@ -484,11 +484,11 @@ def make_identities(
 def _issued(listed: Path, authority: bytes | None) -> Mapping[ClientId, Certificate]:
     """Return what the roster of a folder's authority has issued, if there is one."""
     if authority is None and listed.exists():
-        raise InvalidParameters(f"the key of {listed}'s authority is not in {listed.parent}; name another folder")
+        raise InvalidParameters(f"the key of {listed}'s authority is not in {listed.parent}; use another folder")
     if not listed.exists() or not listed.stat().st_size:
         return {}
     if (roster := load_roster(listed)).authority != authority:
-        raise InvalidParameters(f"{listed} has another authority than {AUTHORITY_FILE}; name another folder")
+        raise InvalidParameters(f"{listed} does not have the authority of {AUTHORITY_FILE}; use another folder")
     return roster.issued
 
 
@@ -543,7 +543,7 @@ def follow(path: Path, roster: Roster, state: Store, *, clock: Clock = system_cl
     state.see_standing(before, roster.standing)
     state.rotate(before, roster.authority)
     fields = {"authority": roster.authority.hex(), "certificate": certificate.grant.hex()}
-    # A link stays one, so that the private key stays where it is.
+    # Keep the link, so that the private key stays where it is.
     replace(path.resolve(), _text({**_read(path, "client"), **fields}))
     return load_identity(path)
 
@@ -586,14 +586,14 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         with path.open("rb") as file:
             mode, fields = os.fstat(file.fileno()).st_mode, cast("object", json.loads(file.read()))
     except FileNotFoundError:
-        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or name another") from None
+        raise InvalidParameters(f"there is no file {path}; create one with `secagg keys`, or use another") from None
     except (OSError, ValueError, RecursionError):
         raise _unreadable(path, kind) from None
     if not isinstance(fields, dict):
         raise _unreadable(path, kind)
     named = cast("dict[str, Any]", fields)
     if named.get("format") == FORMAT and named.get("kind") != kind:
-        raise InvalidParameters(f"{path} is a file of another kind ({named.get('kind')!r}); name a {kind} file")
+        raise InvalidParameters(f"{path} is a file of the wrong kind ({named.get('kind')!r}); use a {kind} file")
     if named.get("format") != FORMAT:
         raise _unreadable(path, kind)
     _require_private(path, mode)

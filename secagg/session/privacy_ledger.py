@@ -90,7 +90,7 @@ class PrivacyLedger(Confined):
         adjacency, uploads, *numbers = found
         if adjacency != self.budget.adjacency.value:
             raise InvalidParameters(
-                f"the privacy ledger of {self._data!r} uses another adjacency; give its budget the same one"
+                f"the privacy ledger of {self._data!r} uses a different adjacency; give its budget the same one"
             )
         loss = Loss(*numbers)
         # A divergence's bound is positive at every order; only the offset may be below 0.

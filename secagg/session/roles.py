@@ -112,7 +112,7 @@ class LazyUpdate(Confined):
 
         Args:
             bounds: of each segment's values, or None for the bounds of its ring.
-            charge: spends what else the session needs, after the round and the model.
+            charge: spends whatever else the session needs, after the round and the model.
         Raises:
             Misuse: the update was already created.
             KeyboardInterrupt: this process was interrupted; the client leaves.
@@ -125,7 +125,7 @@ class LazyUpdate(Confined):
                 self._charge()
                 charge()
         except BaseException:
-            self._make = make  # Kept for another offer: a ledger's refusal costs no update.
+            self._make = make  # Keep it for another offer: a ledger's refusal costs no update.
             raise
         try:
             return self._clamped(make(), layout, bounds)
@@ -265,7 +265,7 @@ class ClientSession(Protocol):
 
         Raises:
             UnexpectedMessage: it is not expected now; nothing has changed.
-            InvalidParameters: the invitation is below the policy or about something else; nothing was drawn or charged.
+            InvalidParameters: the invitation is below the policy or has another subject; nothing was drawn or charged.
             SecAggError: the client has left and is wiped; tell the server that it left, but never why.
         """
         ...

@@ -114,7 +114,7 @@ class Address:
                 listener.bind((int(self.host), self.port))
                 listener.listen()
         except OSError as error:
-            raise InvalidParameters(f"cannot listen at {self} ({error}); name another address") from None
+            raise InvalidParameters(f"cannot listen at {self} ({error}); use another address") from None
         with listener:
             yield listener
 
@@ -381,7 +381,7 @@ class SocketAsk:
         raise refusal
 
     def connect(self) -> socket.socket:
-        """Return the connection; connect and authenticate first, if that was not done yet.
+        """Return the connection; connect and authenticate first if needed.
 
         Raises:
             OSError: nothing listens at the address, the peer went away, or someone else is there.

@@ -202,7 +202,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 with self._losing(), blaming(*unverified(sender)):
                     digest = self._answer(sender, message, again)
             except UnexpectedMessage:
-                # Late or early, for which nobody is to blame.
+                # The answer is late or early; nobody is to blame.
                 raise
             except PeerError as error:
                 self._record(error, who=sender)

@@ -90,7 +90,7 @@ class Store(Confined):
                 if path.suffix in _OLD:
                     raise InvalidParameters(
                         f"{path} is a ledger of an earlier version, which this one cannot read, so its uploads would "
-                        "not count; move it away and give this client other data, or name another folder"
+                        "not count; move it away and give this client other data, or use another folder"
                     )
             self._device = folder.stat().st_dev
             self._marks = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in _MARKS]
@@ -282,7 +282,7 @@ class Store(Confined):
             unlock(self._marks[0])
 
     def _begins(self, *, trusts: bool) -> int:
-        """Return the number of a folder's state, or of a new one."""
+        """Load or create the state, and return its number."""
         rows, boot = self._rows, _BOOT.read_text().strip() if _BOOT.exists() else ""
         rows.execute("PRAGMA secure_delete = ON")
         self._require_version()

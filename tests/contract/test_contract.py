@@ -590,7 +590,7 @@ def test_layouts_that_differ_in_fine_bits_alone_have_two_digests_and_come_back()
 
 @pytest.mark.parametrize(("modulus_bits", "fine_bits"), [(8, -1), (8, 57), (64, 1), (8, True), (8, 1.0)])
 def test_fine_bits_without_room_in_a_word_are_refused(modulus_bits: int, fine_bits: Any) -> None:
-    with pytest.raises(InvalidParameters, match="fine_bits is an integer in 0"):
+    with pytest.raises(InvalidParameters, match="fine_bits must be in 0"):
         RingSegment(modulus_bits, 3, fine_bits)
 
 
