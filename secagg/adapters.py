@@ -241,7 +241,7 @@ class AdapterPlan:
                     reason=Reason.LAYOUT_MISMATCH,
                 )
         for name, tensor in own.items():
-            # Two casts where 32 bits become 16; of equal types none.
+            # Two casts if 32 bits become 16; none if the types are equal.
             tensor.data.copy_(tensor.new_tensor(np.asarray(tensors[name])))
 
     def train_only(self, model: Any, turn: int) -> list[Any]:  # noqa: ANN401 -- of PEFT

@@ -107,7 +107,7 @@ def _below(reader: Reader, limit: int, what: str) -> int:
 
 
 def sized(size: Sizing, row: str) -> Field:
-    """Return the field of bytes whose number follows from the message's place."""
+    """Return the field of bytes whose number depends on the message's place."""
     return Field(
         lambda writer, value: writer.fixed(value, len(value)),
         lambda reader, at: reader.fixed(size(at.place)),

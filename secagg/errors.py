@@ -101,7 +101,7 @@ class Reason(StrEnum):
     QUORUM_NOT_MET = "quorum_not_met"
     """A certificate holds too few signatures of its committee. Attribution: the server."""
     COMMITMENT_MISMATCH = "commitment_mismatch"
-    """An opened value differs from its commitment. Attribution: the committer, if it is authenticated; else no one."""
+    """An opened value differs from its commitment. Attribution: the committer, if authenticated; otherwise no one."""
     EDGE_UNUSABLE = "edge_unusable"
     """A client left because a seed that was sealed to it is unusable. Attribution: it, or who sealed the seed."""
     CHECK_WORDS_MISMATCH = "check_words_mismatch"
@@ -266,7 +266,7 @@ class ThresholdNotMet(SecAggError):
         self.needed, self.present = needed, present
 
     def because(self, *why: str) -> ThresholdNotMet:
-        """Return this error with what only its caller knows: why they did not answer, and what to change."""
+        """Return this error with what only its caller knows: why parties did not answer, and what to change."""
         self.args = ("; ".join([str(self), *filter(None, why)]),)
         return self
 

@@ -157,7 +157,7 @@ class Declared:
         """Read text.
 
         Raises:
-            OptionError: it is no value of this option's type.
+            OptionError: it is not a value of this option's type.
         """
         if self.is_optional and text == "none":
             return None

@@ -165,7 +165,7 @@ class Declaration:
         """Yield a statistic's faults in order; each check assumes that earlier ones passed."""
         kind, of, edges = statistic.kind, statistic.of, statistic.edges
         if (counts := _VARIABLES.get(kind)) is None:
-            yield f"has the unknown kind {kind!r}; known are {', '.join(_VARIABLES)}"
+            yield f"has the unknown kind {kind!r}; known: {', '.join(_VARIABLES)}"
         elif len(of) not in counts or len(set(of)) < len(of):
             yield f"needs {counts.start} to {counts.stop - 1} distinct variables; got {', '.join(of) or 'none'}"
         if unknown := [name for name in of if name not in self.variables]:

@@ -190,7 +190,7 @@ def _update_of(
     digest = hashlib.sha256(bind(Label.SPENT_VALUES, values.tobytes())).digest()
     spent, model = Spent(subject.task, subject.round_number, update=digest), subject.model_digest or NO_MODEL
     if suspended is None:
-        charges.require_open(spent)  # Before the client claims a name: nobody should wait for a refused update.
+        charges.require_open(spent)  # Check before the client claims a name: nobody should wait for a refused update.
 
     def charge() -> None:
         charges.keep(subject.task, bounds)

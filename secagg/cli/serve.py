@@ -540,7 +540,7 @@ class _Sum:
         if not self._is_about(description):
             raise InvalidParameters(
                 f"{self.options.state} has a session of {description.protocol} for task {description.task!r}, round "
-                f"{description.round_number}, with other arguments; use the same ones again, or another --state"
+                f"{description.round_number}, with different arguments; use the same ones again, or another --state"
             )
         if kept.snapshot:
             return self._held_for(description, self._session_of(kept.snapshot), number=kept.stage)
@@ -670,7 +670,7 @@ class _Sum:
         from secagg.crypto.secret import Secret
 
         if (restore := find(self.options.protocol).restore) is None:
-            raise InvalidParameters(f"{self.options.state} has a session of another version; use another --state")
+            raise InvalidParameters(f"{self.options.state} has a session of a different version; use another --state")
         with Secret("server snapshot", stored) as snapshot:
             return restore(snapshot, self.invited)
 

@@ -78,7 +78,7 @@ def plan_for(declared: Declaration | None, protocol: str, terms: Mapping[str, An
         return plan_of(protocol, terms)
     if terms.get("statistics") != declared.digest.hex():
         raise InvalidParameters(
-            f"the server sums other statistics than this site's declaration {declared.name!r}; compare the two files",
+            f"the server's statistics differ from this site's declaration {declared.name!r}; compare the two files",
             reason=Reason.BELOW_FLOOR,
         )
     return Plan(declared)
@@ -157,7 +157,7 @@ def running(work: Callable[[], Coroutine[Any, Any, Result]], options: argparse.N
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     for each in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(each).setLevel(logging.WARNING)
-    # It would warn of malformed requests, which anybody can send.
+    # Uvicorn would warn of malformed requests, which anybody can send.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     with serving():
         return asyncio.run(_until_told(work))

@@ -1,4 +1,4 @@
-"""Options and output of sums that workers add, and of sums over groups with one session each."""
+"""Options and output for sums added by workers, and for sums over groups, one session each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Spreading:
 def workers_for(
     entry: ProtocolEntry, options: argparse.Namespace, show: Callable[[Figures], None]
 ) -> Generator[Spreading]:
-    """Start the workers of the options, and stop them at the end."""
+    """Start the workers that the options request, and stop them at the end."""
     from secagg.session.run import Metrics
 
     found = Spreading(Metrics())

@@ -14,7 +14,7 @@ def run_trust(options: argparse.Namespace) -> int:
 
     folder = options.folder or state_folder()
     if not (folder / "state.db").exists():
-        raise InvalidParameters(f"{folder} has no client state; name the folder that contains state.db")
+        raise InvalidParameters(f"{folder} has no client state; use the folder that contains state.db")
     store = Store(folder, trusts=True)
     with store.transaction() as rows:
         uploads, names = rows.execute("SELECT count(*), count(DISTINCT data) FROM uploads").fetchone()

@@ -171,7 +171,7 @@ def aggregate(decoder: Decoder, payloads: Sequence[Payload], times: Sequence[int
     """Add payloads as a protocol does, each multiplied by its number of clients."""
     layout = decoder.layout
     if any(payload.layout != layout for payload in payloads):
-        raise ContractViolation("encode returns a payload of another layout than the scheme declares")
+        raise ContractViolation("encode returns a payload whose layout differs from the declared one")
     return ideal_aggregate(layout, payloads, times)
 
 

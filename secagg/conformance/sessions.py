@@ -409,7 +409,7 @@ def restored(candidate: SessionCandidate) -> None:
         before = rehearsal.server.participation, rehearsal.server.awaited
         rehearsal.server = restore(snapshot, frozenset(candidate.clients))
         if (rehearsal.server.participation, rehearsal.server.awaited) != before:
-            raise ContractViolation("a restored session is in another state than before")
+            raise ContractViolation("a restored session is in a different state than before")
         rehearsal.require_exact(rehearsal.finish(), candidate.clients)
 
 

@@ -46,7 +46,7 @@ class ClassicSealingKey:
         """Encrypt to the holder of this key; ``info`` must be the same when it is opened.
 
         Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomized form; only
-        here coins are not an argument.
+        here are coins not an argument.
         """
         return sealed_with(_HPKE, plaintext, BackendPublicKey.from_public_bytes(self.encoded), info)
 

@@ -43,7 +43,7 @@ def expand(kind: str, length: int, source: Secret, label: Label, *parts: bytes) 
 
 def _require_length(length: int) -> None:
     if not 1 <= length <= _LIMIT_BYTES:
-        raise InvalidParameters(f"a derived secret has 1 to {_LIMIT_BYTES} bytes; asked for {length}")
+        raise InvalidParameters(f"a derived secret must have 1 to {_LIMIT_BYTES} bytes; got {length}")
 
 
 def _owned(kind: str, derived: bytearray) -> Secret:

@@ -109,7 +109,7 @@ def accumulate(  # noqa: PLR0913 -- all but four have defaults
         generator: None for the faster one; all generators give the same stream.
 
     Raises:
-        InvalidParameters: a key of another length, a range outside the stream, fewer than one thread.
+        InvalidParameters: a key of the wrong length, a range outside the stream, fewer than one thread.
         Misuse: ``total`` is not a writeable, contiguous vector over the ring; a key is not a ``Secret``, was wiped, or
         is repeated, so its masks would cancel or double. In both cases nothing was added.
 

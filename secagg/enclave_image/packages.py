@@ -102,7 +102,7 @@ def unpacked(name: str, content: bytes) -> Files:
 
 
 def add(files: Files, name: str, new: Mapping[str, Entry]) -> None:
-    """Add a package's files; refuse a path that was already added with other content, in either order."""
+    """Add a package's files; refuse a path that was already added with different content, in either order."""
     for path, entry in new.items():
         if files.setdefault(path, entry) != entry:
             raise InvalidParameters(f"{name} and an earlier package contain different files {path}; lock only one")

@@ -326,7 +326,7 @@ def _with_controls(arrays: Arrays, dxo: DXO, sent: Arrays) -> Arrays:
     if not isinstance(changes, dict):
         raise InvalidParameters(f"the script returned no meta[{AlgorithmConstants.SCAFFOLD_CTRL_DIFF!r}]")
     found = {CONTROL + name: change for name, change in arrays_in(cast("dict[str, Any]", changes)).items()}
-    # In a wide type, so that the difference from the sent values is the exact change.
+    # Use a wide type, so that the difference from the sent values is the exact change.
     is_difference = dxo.data_kind == DataKind.WEIGHT_DIFF
     before = {name: np.zeros_like(sent[name]) if is_difference else sent[name] for name in names}
     changed = {name: before[name] + found[name].astype(np.float64) for name in found if name in before}
@@ -394,7 +394,7 @@ def arrays_in(model: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
             raise InvalidParameters(f"tensor {name!r} cannot be read ({error}); send it as float32") from None
         if not isinstance(array, np.ndarray | np.generic):
             raise InvalidParameters(f"{name!r} is a {type(value).__name__}, not a tensor; send NumPy arrays or tensors")
-        # The bfloat16 of ml_dtypes.
+        # This is ml_dtypes' bfloat16.
         found[name] = np.asarray(array, dtype=np.float32 if array.dtype.name == "bfloat16" else None)
     return found
 

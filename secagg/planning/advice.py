@@ -69,7 +69,7 @@ class PlannedNoise:
             ("Clients' noise, update replaced by zeros", 1, clients / honest),
             ("Two servers' noise, update replaced by another", _REPLACED, 2.0),
         ):
-            # Two servers' histograms have another sensitivity; this line is for values that decode exactly.
+            # Two servers' histograms have a different sensitivity; this line is for values that decode exactly.
             energy = float(self.multiplier * spread) ** 2 * padded * shares / clients**2
             yield (f"{name}: nu = {energy:.3g} times the energy of the longest update, in a mean over {clients:,}.")
             if energy > MOST_NOISE:

@@ -92,7 +92,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Number of at least 0, where 0 means none: noise, for which larger is stricter, or a bound."""
+    """A number of at least 0, where 0 means none: noise (larger is stricter) or a bound."""
 
     purpose: str
     is_minimum: bool = False
@@ -192,7 +192,7 @@ class ClientNode:
         )
 
     def require_adapter(self, asked: str) -> None:
-        """Refuse a session for another adapter than this client's."""
+        """Refuse a session whose adapter differs from this client's."""
         if not self.adapter or asked == self.adapter:
             return
         own, other = _fields(self.adapter), _fields(asked)

@@ -112,7 +112,7 @@ class Training:
         return Spent(self.terms.task.encode(), self.terms.round_number, model, self.content)
 
     def charge(self) -> None:
-        # Not earlier: otherwise an offer that this client refuses would lock it out of the task.
+        # No earlier than this: otherwise an offer that this client refuses would lock it out of the task.
         self.charges.keep(self.terms.task.encode(), bounds_of(self.terms, self.update))
         self.charges.charge(self.spent)
 
@@ -155,7 +155,7 @@ class Training:
         return self._encoded(values, 0)
 
     def _encoded(self, values: dict[str, npt.NDArray[Any]], examples: int) -> Payload:
-        """Encode changes, metrics and whatever else the update needs; the changes are released."""
+        """Encode changes, metrics and other parts of the update; clears the changes."""
         told = with_told(self.update, with_joined(values, self.terms.joined), self.sent)
         told = with_votes(self.update, told, self.sent, self.terms.joined, self.terms.lengths)
         values.clear()

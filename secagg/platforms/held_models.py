@@ -129,7 +129,7 @@ def followed(record: Mapping[str, Any], held: HeldModel | None, forms: Forms, up
 
     Args:
         forms: shapes and types, as the server named them.
-        update: of the session, which the client's policy admitted.
+        update: the session's, which the client's policy admitted.
     Raises:
         PeerMisbehaved: the record is about another model; the server sends the whole model next time.
     """

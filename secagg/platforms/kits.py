@@ -68,7 +68,7 @@ def load_kit(kit: Path) -> Kit:
     """Read the folder of an NVFlare site or its ``startup``, or the file of a SuperNode's private key.
 
     Raises:
-        InvalidParameters: there is no such kit, or its key is of another kind.
+        InvalidParameters: there is no such kit, or its key is of an unsupported kind.
     """
     folder = kit / "startup" if (kit / "startup").is_dir() else kit
     try:
@@ -89,7 +89,7 @@ def read_sites(path: Path) -> Mapping[int, str]:
     """Read the list of an authority's sites.
 
     Raises:
-        InvalidParameters: it cannot be read, or a number or a site is listed twice.
+        InvalidParameters: the list cannot be read, or has a number or a site twice.
     """
     sites = dict[int, str]()
     try:

@@ -438,7 +438,7 @@ class Rounds:
             )
 
     def probe(self, sent: Arrays, means: Means, evaluated: Callable[[Arrays], Means]) -> None:
-        """Request clients' losses of noised models, if the rate is automatic and a probe is needed.
+        """Request clients' losses on noised models, if the rate is automatic and a probe is needed.
 
         The noise resembles that of the last code: public signs times its deviation, once added and once subtracted.
         """

@@ -385,7 +385,7 @@ class SecAggSettings(Options):
 
     @property
     def custom(self) -> str | None:
-        """The name of a custom scheme; nothing for other schemes."""
+        """The name of a custom scheme; None for other schemes."""
         return self.compression if ":" in self.compression else None
 
     @property

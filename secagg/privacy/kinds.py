@@ -36,7 +36,7 @@ def require_variance(variance: Fraction, kind: NoiseKind) -> None:
             terms that have more than 128 bits.
     """
     if type(variance) is not Fraction or type(kind) is not NoiseKind:
-        raise Misuse(f"a variance must be a Fraction, for a NoiseKind; got {type(variance).__name__}")
+        raise Misuse(f"a variance must be a Fraction, its kind a NoiseKind; got {type(variance).__name__}")
     if not LEAST_VARIANCE <= variance <= GREATEST_VARIANCE[kind]:
         raise InvalidParameters(
             f"the variance of {kind.name} noise must be between {LEAST_VARIANCE} and {GREATEST_VARIANCE[kind]} squared "

@@ -97,7 +97,7 @@ def room_for_noise(segment: RingSegment, l2_bound: int, clients: int, *, is_rota
 
 
 def rounded_root(square: Fraction, rounding: str) -> Decimal:
-    """Return the root of a number in four digits, with a rounding mode of ``decimal``, for suggestions in messages."""
+    """Return the root of a number to four digits, with a rounding mode of ``decimal``, for suggestions in messages."""
     with localcontext(prec=_ROOT_DIGITS):
         root = (Decimal(square.numerator) / Decimal(square.denominator)).sqrt()
     return Context(prec=4, rounding=rounding).plus(root)

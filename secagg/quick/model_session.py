@@ -233,7 +233,7 @@ class Session(Generic[Form]):
     ) -> LazyUpdate:
         """Return a client's update for ``member.join``, encoded when the upload needs it; its log uses ``name``."""
         digest = subject.model_digest or bytes(32)
-        for _ in self.shapes.pieces(tree):  # Refuse an update of another form now, before the server waits for it.
+        for _ in self.shapes.pieces(tree):  # Refuse an update of a different form now, before the server waits for it.
             pass
         return LazyUpdate(
             lambda: Update(self.encode(tree, coins, name, examples), digest), zero=lambda: self.zero(coins)

@@ -75,7 +75,7 @@ class Shapes:
         return vector
 
     def pieces(self, tree: Tree) -> Iterator[npt.NDArray[Any]]:
-        """Yield the summed leaves, flattened; refuse a tree of another form."""
+        """Yield the summed leaves, flattened; refuse a tree of a different form."""
         found = dict(_leaves(tree))
         more = [path for path in found.keys() - set(self.paths) if _is_summed(path, self.only, self.exclude)]
         if more:

@@ -201,7 +201,7 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         ray.init(**({"address": address} if address else local), log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"Ray at {address or 'this machine'}"
-        raise InvalidParameters(f"{where} refuses us ({error}); compare addresses, tokens and versions") from None
+        raise InvalidParameters(f"{where} refuses access ({error}); compare addresses, tokens and versions") from None
     finally:
         # Ray replaces this signal's handler, but the caller needs its own.
         if ending is not None and current_thread() is main_thread():

@@ -164,7 +164,7 @@ class RecordedCoins:
             self._offered = offered
         elif self._offered != offered:
             raise InvalidParameters(
-                "the sum in this folder has another offer: open it with the same arguments, holders and epoch, or "
+                "the sum in this folder has a different offer: open it with the same arguments, holders and epoch, or "
                 "start a new sum in an empty folder"
             )
 
@@ -287,7 +287,7 @@ class SpreadSum:
             self._engine.submit(task)
 
     def _take(self, seconds: float) -> None:
-        """Collect finished tasks, waiting up to a timeout for the first; after it restart all."""
+        """Collect finished tasks; if none finishes before a timeout, restart all."""
         if not self._left:
             return
         started, results = monotonic(), self._engine.wait(seconds)
@@ -301,7 +301,7 @@ class SpreadSum:
             elif isinstance(error, Lost):
                 self._judge(task, error)
             else:
-                raise ConnectionError(f"a task failed {ATTEMPTS} times, at last because {error}") from error
+                raise ConnectionError(f"a task failed {ATTEMPTS} times; last error: {error}") from error
         if not results and 0 < seconds <= monotonic() - started:
             self._count_again(_NO_TASK)
             _LOG.warning("no task finished in %.0f s: all running ones are restarted", seconds)
@@ -319,7 +319,7 @@ class SpreadSum:
         owners = {names[task.piece]: client for client, names in self._pieces.items()}
         gone = [owners[name] for name in task.inputs if not self._is_there(task.piece, name)]
         if not gone:
-            # A different mount, or a storage with inconsistent answers.
+            # The mount differs, or the storage gives inconsistent answers.
             self._count_again(f"a task cannot read {lost}, although it exists")
             self._submit(task)
         for client in gone:
@@ -376,7 +376,7 @@ class SpreadSum:
     def _sums_of_before(self) -> list[Sums]:
         """Recompute the sum with which an earlier process fixed its list."""
         if (recorded := self._state.get(LIST)) is None:
-            raise ConnectionError("a sum is opened once its list is fixed")
+            raise ConnectionError("fix the list before opening the sum")
         counted, self._batches = [one.client for one in UploadList.decode(recorded[_DIGEST_BYTES:]).listed], [[]]
         if not (lost := set(counted) - self._pieces.keys()):
             for client in counted:

@@ -227,7 +227,7 @@ def located(url: str) -> str:
 
 
 def require_usable(url: str) -> None:
-    """Refuse a storage where objects cannot be written, read and removed."""
+    """Refuse storage where objects cannot be written, read and removed."""
     try:
         probe = Objects(located(url), f"probe {os.getpid()}".encode())
         probe.put("object", b"probe")

@@ -1,7 +1,7 @@
 """Model updates for any number of clients in the memory of one, and a codec that is calibrated on other data.
 
 The model has one compressed matrix and a few plain biases. Updates are windows of one public stream of normal values:
-they differ, and are no real data.
+they differ, and are not real data.
 """
 
 from __future__ import annotations

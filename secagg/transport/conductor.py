@@ -446,7 +446,7 @@ class Conductor:
         return self._session.participation
 
     async def _asked(self, call: Callable[[], Result]) -> Result | None:
-        """Query the session for one client; None for a wrong client or a failed session, which ``run`` ends."""
+        """Query the session for one client; None if the client is at fault or the session failed; ``run`` ends it."""
         try:
             return await self._do(call)
         except PeerError:

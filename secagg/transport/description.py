@@ -127,7 +127,7 @@ class SessionDescription:
                 f"this is not a session description ({error})", reason=Reason.NOT_CANONICAL
             ) from None
         if (given["round_number"], given["terms"]) != canonical:
-            raise MalformedMessage("this is not a session description (another form)", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage("this is not a session description (unknown form)", reason=Reason.NOT_CANONICAL)
         return description
 
 

@@ -148,7 +148,7 @@ class Exchange:
     # --- A client offers its answer -----------------------------------------------------------------------------------
 
     def offered(self, client: ClientId, number: int, length: int | None) -> Verdict:
-        """Decide about an answer before a byte of it is read; ``length`` is its declared length."""
+        """Decide on an answer before a byte of it is read; ``length`` is its declared length."""
         self._hear(client)
         if (no := self._no(client) or self._untimely(number)) is not None:
             return no
@@ -167,7 +167,7 @@ class Exchange:
         return Verdict(Answer.LONG, sentence)
 
     def read(self, client: ClientId, number: int) -> Verdict:
-        """Decide about an answer that was read completely; its stage may have closed meanwhile."""
+        """Decide on an answer that was read completely; its stage may have closed meanwhile."""
         return self._no(client) or self._untimely(number) or Verdict(Answer.HAND)
 
     def settled(

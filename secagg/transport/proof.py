@@ -171,7 +171,7 @@ class FirstCome:
 
     def _claim(self, client: ClientId, digest: bytes) -> None:
         self._digests[client] = digest
-        self._claims += 1  # Also of names that were released: their clients are remembered elsewhere.
+        self._claims += 1  # Also counts released names, whose clients are remembered elsewhere.
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:

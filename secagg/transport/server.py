@@ -321,7 +321,7 @@ class SumServer:
                 self._strange = name
                 say("stranger", logging.WARNING, session=name, client=-1 if sender is None else sender[0].value)
             return _STRANGER
-        TASK.set(conductor.description.task)  # In the log, of this request.
+        TASK.set(conductor.description.task)  # For this request's log lines.
         if (prove := request.scope.get("proved")) is not None:
             prove(conductor.description.task, self.limits.connections)  # Its connection is authenticated from here on.
         known, own = self._members.setdefault(name, {}), _digest_of(request)

@@ -359,7 +359,7 @@ def test_an_upload_and_its_cost_are_charged_together(ledger: Callable[[], Privac
 def test_a_ledger_keeps_to_one_adjacency(ledger: Callable[[], PrivacyLedger], tmp_path: Path) -> None:
     """The cost with zeros as neighbours is a quarter of the cost with other updates."""
     ledger().charge(own_noise())
-    with pytest.raises(InvalidParameters, match="another adjacency"):
+    with pytest.raises(InvalidParameters, match="a different adjacency"):
         PrivacyLedger(replace(TWO, adjacency=Adjacency.REPLACE), folder=tmp_path / "ledger").charge(own_noise())
 
 

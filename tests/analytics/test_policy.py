@@ -242,7 +242,7 @@ AGE = {"low": 0, "high": 100, "step": 1}
         ({"variables": {"age": {"classes": ["a", "a"]}}}, "either distinct classes"),
         ({"variables": {"age": {"classes": [1, 2]}}}, "classes must be strings"),
         ({"variables": {"age": 3}}, "not a declaration of statistics"),
-        ({"statistics": {"x": {"kind": "median"}}}, "known are count, sum"),
+        ({"statistics": {"x": {"kind": "median"}}}, "known: count, sum"),
         ({"statistics": {"x": {"kind": 3}}}, "kind must be a string"),
         ({"statistics": {"x": {"kind": "mean"}}}, "needs 1 to 1 distinct variables"),
         ({"statistics": {"x": {"kind": "correlation", "of": ["age", "age"]}}}, "distinct variables"),

@@ -842,7 +842,7 @@ def test_another_offer_does_not_go_on(place: Place) -> None:
     """Its clients signed for the first one: with another holder key, epoch or setting none of them counts."""
     uploaded(place).end()
     place.setup = SumSetup(population=6, layout=SETUP.layout, minimum_cohort=4)
-    with pytest.raises(InvalidParameters, match="has another offer"):
+    with pytest.raises(InvalidParameters, match="has a different offer"):
         Life(place)
 
 

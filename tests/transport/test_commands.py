@@ -139,7 +139,7 @@ def test_a_client_refuses(capsys: pytest.CaptureFixture[str], update: str, tmp_p
         ("none.key", "there is no file"),
         ("other.npy", "is not a client file"),
         ("keys/roster.txt", "is not a client file"),
-        ("keys/authority.key", "is a file of another kind ('authority'); name a client file"),
+        ("keys/authority.key", "is a file of the wrong kind ('authority'); use a client file"),
     ):
         (tmp_path / "other.npy").chmod(0o644)
         assert said in refusal(capsys, *client_is, str(tmp_path / name))
@@ -319,15 +319,15 @@ def test_a_server_goes_on_with_its_own_session_alone(capsys: pytest.CaptureFixtu
     planned = {"clients": 5, "all_clients": 5, "group": 1, "groups": 1, "values": 4, "clip": 1.0, "bits": 8}
     ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
-    assert "for task 'sum', round 1, with other arguments; use the same ones again" in said
+    assert "for task 'sum', round 1, with different arguments; use the same ones again" in said
     ServerStore(folder).put(ServerRecord(replace(description, task="sum", terms=planned).encode(), 0, b"snapshot"))
     said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "2")
-    assert "for task 'sum', round 1, with other arguments" in said
+    assert "for task 'sum', round 1, with different arguments" in said
     for round_number, mode in ((1, "semi_honest"), (0, "active")):
         kept = replace(description, task="sum", terms=planned, round_number=round_number, mode=mode)
         ServerStore(folder).put(ServerRecord(kept.encode(), 0, b"snapshot"))
         said = refusal(capsys, *SERVE, "--bits", "8", "--clients", "5", "--state", str(folder), "--round", "0")
-        assert f"for task 'sum', round {round_number}, with other arguments" in said
+        assert f"for task 'sum', round {round_number}, with different arguments" in said
     (folder / "session.record").write_bytes(b"something else")
     assert "not a record of a session" in refusal(capsys, *SERVE, "--clients", "5", "--state", str(folder))
     os.chmod(folder, 0o755)  # noqa: PTH101, S103 -- which is refused

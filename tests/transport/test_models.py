@@ -135,7 +135,7 @@ def test_a_killed_server_resumes_the_sum_of_its_own_model(town: Town) -> None:
         again = ("serve", "--model", written(town.folder, name, model), "--clip", "2", "--listen", "127.0.0.1:0")
         other = town.command(*again, "--out", str(town.folder / "next.npz"), *roster)
         assert other.ended() == 2
-        assert "with other arguments; use the same ones again" in other.text
+        assert "with different arguments; use the same ones again" in other.text
     server = serve(town, "safetensors", *roster)
     clients.append(give(town, "safetensors", 4, *own))
     assert [client.ended() for client in clients] == [0] * 5, clients[0].text
