@@ -328,8 +328,17 @@ ROOMS: Final = (
             ),
             "tests/protocols/test_masked_rounding.py",
             *_PAIRWISE_ATTACKS[1:],
+            *_in(
+                "tests/adversaries",
+                "test_client_noise.py",
+                "test_message_forms.py",
+                "test_privacy_budgets.py",
+                "test_standings.py",
+                "test_standings_everywhere.py",
+                "test_sums_below_the_cohort.py",
+            ),
         ),
-        ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0], "tests/adversaries/test_privacy_budgets.py"),
+        ("tests/protocols/pairwise_mask", _PAIRWISE_ATTACKS[0]),
         without=_SLOW_VECTORS,
     ),
     Room(
