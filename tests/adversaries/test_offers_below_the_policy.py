@@ -91,6 +91,20 @@ def test_an_offer_below_the_policy_is_refused_before_anything_is_drawn(
     goes_on(session, without=[victim] if policy else [])
 
 
+@pytest.mark.parametrize("room", [-1, 0])
+def test_a_cohort_that_could_wrap_the_sum_is_refused_before_anything_is_drawn(room: int) -> None:
+    session = InsecurePairwiseSession()
+    victim, configuration = session.client_ids[2], session.server.configuration
+    own, coins, most = session.update_of(victim), CountedCoins(session), configuration.maximum_population
+    client = session.enrol(victim, capacity=most + room, coins=coins, update=own)
+    if room < 0:
+        with pytest.raises(InvalidParameters, match=f"{most} clients exceed the decoder's capacity of {most - 1}"):
+            client.answer(configuration.encode())
+        assert (coins.draws, client.state, is_spent(own)) == (0, ClientState.AWAITING_OFFER, False)
+    else:
+        assert client.answer(configuration.encode())
+
+
 # --- Parameters that only show when it is known how many advertised ---------------------------------------------------
 
 
