@@ -83,7 +83,7 @@ class Checkpoint:
         found = sorted(_differences(self.configuration, to_tree(configuration)) - may_change)
         if found:
             raise InvalidParameters(
-                f"the run was started with a different {', '.join(found)}; restore it, or use another folder"
+                f"the run's {', '.join(found)} changed since its start; restore what it was, or use another folder"
             )
 
     def require_about(self, about: Mapping[str, str]) -> None:
@@ -91,7 +91,7 @@ class Checkpoint:
         stored = self.counters.get("about", {})
         if found := [name for name, digest in about.items() if stored.get(name) != digest]:
             raise InvalidParameters(
-                f"the run was started with different {' and '.join(found)}; restore them, or use another folder"
+                f"the run's {' and '.join(found)} changed since its start; restore what it was, or use another folder"
             )
 
 

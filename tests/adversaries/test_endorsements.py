@@ -332,7 +332,7 @@ def test_an_endorsement_loosens_nothing_that_the_client_asks_for_and_asks_for_al
 
 def test_what_no_client_could_use_is_not_signed(client: Client) -> None:
     for days in (0, 91, 1.5, True):
-        with pytest.raises(InvalidParameters, match="lasts 1 to 90 days"):
+        with pytest.raises(InvalidParameters, match="must last 1 to 90 days"):
             endorse(ENDORSER, nitro_policy(1), days=days, now=client.now)  # type: ignore[arg-type]
     nested = json.dumps({"format": "nitro", "accepted": [{"endorser": ENDORSER.public_key.hex()}]}).encode()
     with pytest.raises(InvalidParameters, match="pins an endorser"):

@@ -247,7 +247,7 @@ def test_a_previous_aggregate_calibrates_on_its_mean() -> None:
 @pytest.mark.parametrize("epoch", [3, 2, 0])
 def test_epochs_only_grow(epoch: int) -> None:
     previous = plan().parameters(epoch=3, calibration=public())
-    with pytest.raises(InvalidParameters, match="does not follow epoch 3"):
+    with pytest.raises(InvalidParameters, match="does not follow 3; number epochs consecutively"):
         plan().parameters(epoch=epoch, calibration=public(), previous=previous)
 
 

@@ -104,7 +104,7 @@ def test_a_client_of_an_endorser_accepts_the_image_that_it_measured_and_signed(
     endorser = capsys.readouterr().out.split()[-1]
     endorsing = ["enclave", "endorse", str(tmp_path / "measured.json"), "--key", str(key), "--out", str(signed)]
     assert main([*endorsing, "--days", "91"]) == 2
-    assert "lasts 1 to 90 days" in capsys.readouterr().err
+    assert "must last 1 to 90 days" in capsys.readouterr().err
     assert main(endorsing) == 0
     assert f"clients pin the endorser {endorser}" in capsys.readouterr().out
     (tmp_path / "policy.json").write_text(json.dumps({"format": "nitro", "accepted": [{"endorser": endorser}]}))

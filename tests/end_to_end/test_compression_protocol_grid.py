@@ -255,7 +255,7 @@ def test_the_sum_of_one_round_calibrates_the_next_and_an_update_of_the_old_epoch
     assert refreshed.contributors == fresh.contributors + 1
     for found, expected in zip(refreshed.values, fresh.values, strict=True):
         np.testing.assert_array_equal(found, expected)
-    with pytest.raises(Misuse, match="other public parameters than those of epoch 1"):
+    with pytest.raises(Misuse, match="does not have the public parameters of epoch 1"):
         second.require_layout(first.layout)
     with pytest.raises(Misuse):
         first.decode(refreshed)

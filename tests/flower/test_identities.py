@@ -59,7 +59,7 @@ def test_a_key_file_whose_parts_do_not_belong_together_is_refused(tmp_path: Path
     make_identities(tmp_path, [ClientId(0)], SystemCoins())
     path = tmp_path / "client-0.key"
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **change}), encoding="utf-8")
-    with pytest.raises(InvalidParameters, match=r"secagg keys|name a client file"):
+    with pytest.raises(InvalidParameters, match=r"secagg keys|use a client file"):
         load_identity(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import time
@@ -173,6 +174,7 @@ def test_a_key_is_on_disk_before_its_state_is_sent(states: StateDirectory, monke
 
 
 def test_sealing_a_state_leaves_no_file_open(states: StateDirectory) -> None:
+    gc.collect()  # Files of other tests would be closed in between.
     before = len(list(Path("/proc/self/fd").iterdir()))
     sealed(states.begin())
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -110,7 +110,7 @@ def test_a_rate_that_falls_keeps_to_its_rounds(tmp_path: Path, toy_run: Make, to
     run = toy_run("rounds=2", "server.falling=0.5")
     train(run, tmp_path, pieces=toy_pieces(run))
     longer = changed(run, ["rounds=4"])
-    with pytest.raises(InvalidParameters, match="started with another rounds"):
+    with pytest.raises(InvalidParameters, match="the run's rounds changed since its start"):
         train(longer, tmp_path, resume=True, pieces=toy_pieces(longer))
 
 
@@ -169,7 +169,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path, toy_run: Make, toy_pi
     run = toy_run("rounds=2")
     pieces = toy_pieces(run)
     train(replace(run, rounds=1), tmp_path, pieces=pieces)
-    with pytest.raises(InvalidParameters, match="started with other data; restore them"):
+    with pytest.raises(InvalidParameters, match="the run's data changed since its start"):
         train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, where)))
     train(run, tmp_path, resume=True, pieces=replace(pieces, data=OtherTargets(pieces.data, "nowhere")))
 
@@ -190,7 +190,7 @@ def test_a_resume_of_another_model_is_refused(
     pieces = toy_pieces(run)
     train(replace(run, rounds=1), tmp_path, pieces=pieces)
     engine = make_engine("sequential", factory)
-    with pytest.raises(InvalidParameters, match="started with other model"):
+    with pytest.raises(InvalidParameters, match="the run's model changed since its start"):
         train(run, tmp_path, resume=True, pieces=replace(pieces, factory=factory, engine=engine))
 
 
