@@ -542,7 +542,11 @@ def test_waiting_for_the_lock_leaves_the_processor_to_others(folder: Path, monke
     other = os.open(folder / "mark.0", os.O_RDWR)
     assert durable.locked(other)
     monkeypatch.setattr(store, "_WAIT", 0.2)
-    monkeypatch.setattr(time, "sleep", lambda _: durable.unlock(other))
+
+    def unlock(_: float) -> None:
+        durable.unlock(other)
+
+    monkeypatch.setattr(time, "sleep", unlock)
     opened.reach(b"a", 1, 4)
     os.close(other)
     opened.close()

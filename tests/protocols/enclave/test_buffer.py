@@ -171,6 +171,7 @@ def test_a_model_that_was_given_up_gets_another_number() -> None:
     kept.give_up()
     kept.open(6, model_digest(5))
     take(kept, entry(1, version=6, digest=model_digest(5)))
+    assert kept.require_open().contributors == 1
 
 
 def test_a_buffer_takes_its_maximum_of_uploads_and_not_one_more() -> None:
