@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.flower_federation import Federation
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.long]
 NODES = 5
 
 

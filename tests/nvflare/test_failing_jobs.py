@@ -11,7 +11,7 @@ pytest.importorskip("nvflare")
 
 from tests.nvflare.test_jobs import lab
 
-pytestmark = pytest.mark.nvflare
+pytestmark = [pytest.mark.nvflare, pytest.mark.long]
 STEP = 2.0**-15
 
 

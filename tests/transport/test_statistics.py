@@ -102,7 +102,7 @@ def test_a_site_answers_its_own_declaration_once_for_each_version_of_its_data(to
     server = serve(town, "--statistics", declaration, *roster)
     curious = answer(town, 0, other)
     assert curious.ended() == 2
-    assert "other statistics than this site's declaration 'others'" in curious.text
+    assert "the server's statistics differ from this site's declaration 'others'" in curious.text
     server.terminate()
     server = serve(town, "--statistics", declaration, *roster)
     # Three sites cannot tolerate one that colludes with the server, so each must assume none.
