@@ -136,7 +136,7 @@ class FirstCome:
         """Start, or take over another process's session; without ``invited`` only the number of names is limited."""
         self._invited, self._digests, self._shown = invited, dict(known), shown
         self._owners = {digest: client for client, digest in known.items()}
-        self._free, self._returned, self._claims = self._names(), set[ClientId](), 0
+        self._free, self._returned, self._claims = self._names(), set[ClientId](), len(known)
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         self._begin(shown)

@@ -174,7 +174,7 @@ async def test_a_visitor_that_left_before_it_sent_anything_sees_no_result() -> N
         assert "mean" not in (await http.get(f"{base}/message", headers=left)).text
 
 
-async def test_who_comes_and_goes_under_ever_other_names_is_refused_in_the_end(
+async def test_who_comes_and_goes_under_ever_new_names_is_refused_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where any name is taken, a client that gives its name back has used it up."""
@@ -194,6 +194,14 @@ async def test_who_comes_and_goes_under_ever_other_names_is_refused_in_the_end(
         assert len(server.current.exchange.away) == 50
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def test_names_of_a_session_that_is_taken_over_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every restart of a server would admit as many names again."""
+    monkeypatch.setattr("secagg.transport.proof._NAMES", 2)
+    resumed = FirstCome(shown=b"shown", known={ClientId(0): bytes(32), ClientId(1): bytes(32)})
+    assert not resumed.admits(b"shown", ClientId(2), b"a proof")
+    assert FirstCome(shown=b"shown", known={ClientId(0): bytes(32)}).admits(b"shown", ClientId(2), b"a proof")
 
 
 async def test_a_client_that_left_is_waited_for_no_longer_than_any_other() -> None:
