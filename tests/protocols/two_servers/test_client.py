@@ -143,7 +143,7 @@ def test_policies_are_of_their_own_type() -> None:
 
 @pytest.mark.parametrize("unpinned", ["authority", "server_keys"])
 def test_a_client_that_pins_not_both_servers_and_their_authority_joins_nothing(unpinned: str) -> None:
-    """Else whoever invites it would choose them."""
+    """Otherwise the inviting server would choose them."""
     none: dict[str, Any] = {unpinned: None}
     with pytest.raises(InvalidParameters, match="a client pins both servers: set authority and server_keys"):
         share(client_of(policy=replace(ROUND.policy, **none)))

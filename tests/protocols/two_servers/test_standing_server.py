@@ -164,7 +164,7 @@ def test_a_round_that_server_1_does_not_accept_is_not_begun(caplog: pytest.LogCa
         answer = pair.standing.answer(Beginning(weaker, 8).encode())
     assert isinstance(refused(answer), InvalidParameters)
     assert "a cohort of 21 is above 20" in str(refused(answer))
-    assert "server 1 refuses: " in caplog.text, "its operator is told"
+    assert "server 1 refuses: " in caplog.text, "its operator sees why"
     assert "a cohort of 21 is above 20" in caplog.text
     # The round that runs goes on; what was refused ended nothing.
     pair.receive(1)

@@ -1,4 +1,4 @@
-"""Derived runs, of which only a common digest is stored."""
+"""Derived runs; only their common digest is stored."""
 
 from __future__ import annotations
 
