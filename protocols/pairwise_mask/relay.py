@@ -289,16 +289,19 @@ def check_masked_input(settled: Settled, sender: int, message: MaskedInput) -> b
 
     Implements: [BIK+17] Fig. 4, Round 2, server.
     Returns:
-        The digest of the vector. In active mode the client signed it, as evidence of what it sent.
+        In active mode, evidence of what the client sent: the digest of the vector, and its signature. Otherwise nothing
+        is hashed, and the evidence is empty.
     Raises:
         AuthenticationFailed: the sender did not send this vector, or masked under other sharers.
     """
     act = "masked its input for"
     settled.require_own(sender, message, act)
+    if not settled.is_active:
+        return b""
     roster, digest = settled.roster, upload_digest(message.packed)
     parts = signed_view(roster.context, roster.clients[sender], settled.sharers, digest)
     settled.verify(sender, message, Label.SIGNED_VIEW, parts, act=act)
-    return digest
+    return digest + message.signature
 
 
 def check_complaint(

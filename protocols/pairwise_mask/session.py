@@ -6,8 +6,10 @@ The server has no input of its own. It checks a client's message before anything
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -25,6 +27,7 @@ from secagg.errors import (
     InvalidParameters,
     MalformedMessage,
     Misuse,
+    PeerError,
     PeerMisbehaved,
     Reason,
     ThresholdNotMet,
@@ -70,7 +73,7 @@ from .relay import (
 )
 from .round0_advertise_keys import KeyAdvertisement, VerifiedAdvertiser
 from .round1_share_keys import EncryptedShares
-from .round2_masked_input import Complaint, MaskedInput, MaskedVector
+from .round2_masked_input import Complaint, MaskedInput, MaskedVector, upload_digest
 from .rounds3_4_unmasking import SurvivorSet, SurvivorSignature
 
 # --- States -----------------------------------------------------------------------------------------------------------
@@ -132,10 +135,10 @@ class Sharing(NamedTuple):
 
 
 class Uploading(NamedTuple):
-    """A client's upload, and the digest of its vector."""
+    """A client's upload, and the evidence that the client sent it: empty in semi_honest mode."""
 
     upload: MaskedInput
-    digest: bytes
+    evidence: bytes
 
 
 class Complaining(NamedTuple):
@@ -255,6 +258,16 @@ class Server(StagedServerSession[Content]):
     def is_signed(self) -> bool:
         return self.configuration.is_active
 
+    def _digest(self, sender: ClientId, message: bytes) -> bytes:
+        # A signed vector is hashed once: ``_check`` returns the digest of a client's first upload.
+        with suppress(PeerError):
+            if self.is_signed and message_kind(message) is MessageKind.MASKED_INPUT:
+                if sender not in self._kept.views:
+                    return b""
+                upload = MaskedInput.decode(message, self.settled.roster)
+                return hashlib.sha256(upload_digest(upload.packed) + upload.signature).digest()
+        return super()._digest(sender, message)
+
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         due, kind = SERVER_TRANSITIONS[self.state][0], message_kind(message)
         # Only the sender can make another valid signature, so a repeated message must have the same signature.
@@ -268,7 +281,7 @@ class Server(StagedServerSession[Content]):
             case MessageKind.ENCRYPTED_SHARES:
                 return Checked(self._checked_shares(sender, message))
             case MessageKind.MASKED_INPUT:
-                return Checked(self._checked_upload(sender, message))
+                return self._checked_upload(sender, message)
             case MessageKind.SURVIVOR_SIGNATURE:
                 return Checked(self._checked_signature(sender, message))
             case _:
@@ -290,9 +303,10 @@ class Server(StagedServerSession[Content]):
         identity = None if is_restored else settled.advertisers[position].identity
         return Sharing(message, RelayedShares(settled.roster, position, shares, identity))
 
-    def _checked_upload(self, sender: ClientId, message: bytes) -> Uploading:
+    def _checked_upload(self, sender: ClientId, message: bytes) -> Checked[Content]:
         upload = MaskedInput.decode(message, self.settled.roster)
-        return Uploading(upload, check_masked_input(self.settled, self.settled.position_of(sender), upload))
+        evidence = check_masked_input(self.settled, self.settled.position_of(sender), upload)
+        return Checked(Uploading(upload, evidence), hashlib.sha256(evidence).digest() if evidence else None)
 
     def _checked_complaint(self, sender: ClientId, message: bytes) -> Complaining:
         settled, position = self.settled, self.settled.position_of(sender)
@@ -321,11 +335,11 @@ class Server(StagedServerSession[Content]):
                 kept.advertisements[sender] = message
             case Sharing(message, shares):
                 self._relayed[self.settled.position_of(sender)], kept.shares[sender] = shares, message
-            case Uploading(upload, digest):
+            case Uploading(upload, evidence):
                 total = MaskedVector(self.configuration) if kept.total is None else kept.total
                 with blaming(*self.settled.said_by(self.settled.position_of(sender))):
                     total.add_packed(*upload.packed)
-                kept.total, kept.views[sender] = total, digest + upload.signature if upload.signature else b""
+                kept.total, kept.views[sender] = total, evidence
             case Complaining(message, accused):
                 position = self.settled.position_of(sender)
                 self._complaints[position], kept.complaints[sender] = accused, message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,7 @@ from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import low_bits
-from secagg.errors import Fault, InvalidParameters, PeerMisbehaved, SecAggError
+from secagg.errors import Fault, InvalidParameters, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client
@@ -23,7 +24,7 @@ from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run
-from secagg.protocols.pairwise_mask.session import PairwiseHelpers, ServerState, open_session
+from secagg.protocols.pairwise_mask.session import PairwiseHelpers, Server, ServerState, open_session
 from secagg.session.certificates import SigningKey
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
@@ -160,6 +161,48 @@ def test_uploads_are_added_and_not_kept() -> None:
 # --- What platforms do ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_upload_is_hashed_once_when_it_arrives(mode: SecurityMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a signature its vector is, which it signs; without, the message is, which then identifies it."""
+    setup = SessionSetup(mode=mode, dropped=0, layout=Layout((RingSegment(20, 5000),)))
+    server, uploads = _server_before_uploads(setup)
+    hashed, sha256 = list[int](), hashlib.sha256
+
+    class Counted:
+        def __init__(self, data: bytes = b"") -> None:
+            self.hash = sha256()
+            self.digest = self.hash.digest
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            self.hash.update(data)
+
+    monkeypatch.setattr(hashlib, "sha256", Counted)
+    for client, upload in uploads.items():
+        hashed.clear()
+        server.receive(client, upload)
+        assert len(upload) - 200 < sum(hashed) < len(upload) + 1000
+        assert (len(upload) in hashed) is (mode is SecurityMode.SEMI_HONEST)
+        assert bool(server.evidence_of(client)) is (mode is SecurityMode.ACTIVE)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_upload_that_arrives_again_changes_nothing_and_another_is_refused(mode: SecurityMode) -> None:
+    server, uploads = _server_before_uploads(SessionSetup(mode=mode, dropped=0))
+    client, upload = next(iter(uploads.items()))
+    for _ in range(2):
+        server.receive(client, upload)
+    assert (server.contributors, server.faults) == ({client}, ())
+    other = bytearray(upload)
+    other[-1] ^= 1
+    for _ in range(2):
+        with pytest.raises(PeerError):
+            server.receive(client, bytes(other))
+    (fault,) = server.faults
+    assert fault.reason is (Reason.AUTHENTICATION_FAILED if mode is SecurityMode.ACTIVE else Reason.ALREADY_ANSWERED)
+
+
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     session = InsecurePairwiseSession(SessionSetup(dropped=2, minimum_cohort=3))
     session.reach(ServerState.AWAITING_SURVIVOR_SIGNATURES)
@@ -226,3 +269,14 @@ def test_a_session_is_planned_for_the_invited_or_for_as_many_as_the_settings_say
         assert opened.awaited == invited
     with pytest.raises(InvalidParameters, match=r"settings\.population"):
         open_session(setup.subject, replace(settings, population=None), None, helpers)
+
+
+# --- Helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _server_before_uploads(setup: SessionSetup) -> tuple[Server, dict[ClientId, bytes]]:
+    """Return a server that awaits uploads, and the uploads, which went to another of the same session."""
+    session, twin = InsecurePairwiseSession(setup), InsecurePairwiseSession(setup)
+    session.reach(ServerState.AWAITING_MASKED_INPUTS)
+    twin.finish()
+    return session.server, {client: twin.sent_by(client, MessageKind.MASKED_INPUT) for client in setup.client_ids}
