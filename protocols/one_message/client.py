@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from secagg.contract.layout import Payload
 from secagg.crypto.entropy import Coins
-from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Confined, Secret
@@ -29,6 +28,7 @@ from secagg.session.standings import SeenStandings, Standings, require_standing
 from secagg.wire import MessageKind
 
 from .configuration import DIGEST_BYTES, Agreement, Offer, SumTerms, draw_nonce, noise_of
+from .hedged_coins import HedgedCoins
 from .masks import epoch_ring
 from .messages import (
     Upload,
@@ -46,8 +46,7 @@ from .sharing import deal
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
     from secagg.session.client_policy import ClientPolicy
-    from secagg.session.ledger import Spent
-    from secagg.session.privacy_ledger import PrivacyLedger
+    from secagg.session.ledger import PrivacyLedger, Spent
     from secagg.session.roles import LazyUpdate, Subject
 
 _SEED_BYTES: Final = 32

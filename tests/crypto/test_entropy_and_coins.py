@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.crypto.entropy import Coins, SystemCoins
-from secagg.crypto.hedged_coins import HedgedCoins
 from secagg.errors import InvalidParameters, Misuse, Reason
+from secagg.protocols.one_message.hedged_coins import HedgedCoins
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.recorded_coins import InsecureRecordedCoins
 

@@ -6,12 +6,11 @@ from typing import Self
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from secagg.crypto.entropy import Coins
+from secagg.crypto.key_derivation import expand
+from secagg.crypto.labels import Label
+from secagg.crypto.secret import Confined, Secret
 from secagg.errors import InvalidParameters
-
-from .entropy import Coins
-from .key_derivation import expand
-from .labels import Label
-from .secret import Confined, Secret
 
 _ROOT_BYTES = 32
 _BLOCK_BYTES = 16
