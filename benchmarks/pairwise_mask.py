@@ -11,9 +11,10 @@ from figures import Figure, best_seconds
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import accumulate
 from secagg.crypto.prime_field import random_root
+from secagg.crypto.reconstruction import reconstruct
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import reconstruct, split_many
+from secagg.crypto.shamir import split_many
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import Server, ServerState, Topology

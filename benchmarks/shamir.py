@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from figures import Figure, best_seconds
-from secagg.crypto import shamir
+from secagg.crypto import reconstruction, shamir
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.prime_field import random_root
-from secagg.crypto.shamir import LagrangeWeights, Share
+from secagg.crypto.reconstruction import LagrangeWeights
+from secagg.crypto.shamir import Share
 
 THRESHOLD = 67
 HOLDERS = 100
@@ -28,10 +29,10 @@ def measure() -> Iterator[Figure]:
     targets = {"split two secrets, t=67 of n=100": 2.0, "reconstruct from 67 shares": 1.5}
     contenders: dict[str, Callable[[], object]] = {
         "split two secrets, t=67 of n=100": split,
-        "reconstruct from 67 shares": partial(shamir.reconstruct, present, threshold=THRESHOLD),
+        "reconstruct from 67 shares": partial(reconstruction.reconstruct, present, threshold=THRESHOLD),
         "combine 67 shares, weights at hand": partial(weights.combine, present),
-        "reconstruct from 100 shares, all checked": partial(shamir.reconstruct, shares, threshold=THRESHOLD),
-        "correct 100 shares, 16 of them wrong": partial(shamir.correct, damaged, threshold=THRESHOLD),
+        "reconstruct from 100 shares, all checked": partial(reconstruction.reconstruct, shares, threshold=THRESHOLD),
+        "correct 100 shares, 16 of them wrong": partial(reconstruction.correct, damaged, threshold=THRESHOLD),
     }
     for name, seconds in best_seconds(contenders, 30).items():
         yield Figure(name=name, value=1000 * seconds, unit="ms", at_most=targets.get(name))

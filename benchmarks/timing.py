@@ -22,9 +22,10 @@ from secagg.crypto import shamir
 from secagg.crypto.check_words import check_words
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import accumulate
+from secagg.crypto.reconstruction import LagrangeWeights
 from secagg.crypto.ring import Ring, RingVector, round_off
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import LagrangeWeights, Share
+from secagg.crypto.shamir import Share
 from secagg.identifiers import ClientId
 from secagg.privacy.kinds import NoiseKind
 from secagg.privacy.noise import sample

@@ -157,7 +157,7 @@ ROOMS: Final = (
     Room(
         "sharing: Shamir, check words, packing",
         (
-            *_in("secagg/crypto", "shamir.py", "prime_field.py", "check_words.py"),
+            *_in("secagg/crypto", "shamir.py", "reconstruction.py", "prime_field.py", "check_words.py"),
             "protocols/one_message/sharing.py",
         ),
         (
@@ -204,7 +204,6 @@ ROOMS: Final = (
             "secagg/session",
             "client_policy.py",
             "ledger.py",
-            "privacy_ledger.py",
             "store.py",
             "certificates.py",
             "durable.py",

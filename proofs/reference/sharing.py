@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from questions import Question, element, listed, received
-from secagg.crypto import prime_field, shamir
+from secagg.crypto import prime_field, reconstruction, shamir
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.prime_field import ELEMENT_BYTES
 from secagg.crypto.secret import Secret
@@ -93,10 +93,10 @@ def _decoded(points: list[int], values: list[int], threshold: int, *, corrects: 
     ]
     try:
         if corrects:
-            corrected = shamir.correct(shares, threshold=threshold)
+            corrected = reconstruction.correct(shares, threshold=threshold)
             secret, wrong = corrected.secret, corrected.wrong_points
         else:
-            secret, wrong = shamir.reconstruct(shares, threshold=threshold), frozenset[int]()
+            secret, wrong = reconstruction.reconstruct(shares, threshold=threshold), frozenset[int]()
     except PeerMisbehaved:
         return "-"
     return f"{_marks(point in wrong for point in points)} {prime_field.decode(secret.expose()):x}"

@@ -18,8 +18,9 @@ from typing import Final
 
 from secagg.contract import Aggregate
 from secagg.crypto.public_keys import KeyRole
+from secagg.crypto.reconstruction import LagrangeWeights, correct
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import LagrangeWeights, Share, correct
+from secagg.crypto.shamir import Share
 from secagg.errors import NOBODY, Misuse, PeerError, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, Party
 

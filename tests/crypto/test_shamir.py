@@ -16,17 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secagg.crypto.prime_field import ELEMENT_BYTES, PRIME, encode
+from secagg.crypto.reconstruction import Corrected, LagrangeWeights, correct, reconstruct
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import (
-    MAX_HOLDERS,
-    Corrected,
-    LagrangeWeights,
-    Share,
-    check_value,
-    correct,
-    reconstruct,
-    split_many,
-)
+from secagg.crypto.shamir import MAX_HOLDERS, Share, check_value, split_many
 from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -20,9 +20,10 @@ from secagg.crypto import key_derivation
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.public_keys import X25519PublicKey
+from secagg.crypto.reconstruction import reconstruct
 from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import Share, reconstruct
+from secagg.crypto.shamir import Share
 from secagg.errors import Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.lattice import Sampler

@@ -11,8 +11,9 @@ import pytest
 from secagg.blame import unverified
 from secagg.choices import Topology
 from secagg.crypto.entropy import Coins
+from secagg.crypto.reconstruction import Corrected, correct
 from secagg.crypto.secret import Secret
-from secagg.crypto.shamir import Corrected, Share, correct, split_many
+from secagg.crypto.shamir import Share, split_many
 from secagg.errors import (
     UNDECIDED,
     AuthenticationFailed,
@@ -28,11 +29,7 @@ from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.pairwise_mask import recovery, round1_share_keys
 from secagg.protocols.pairwise_mask.configuration import Seat
 from secagg.protocols.pairwise_mask.round2_masked_input import Complaint
-from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
-    AnsweredFor,
-    Asked,
-    UnmaskingShares,
-)
+from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares
 from secagg.protocols.pairwise_mask.session import ServerState
 from secagg.protocols.pairwise_mask.suites import HybridSuite, MaskKeys, SharePlace, key_suite
 from secagg.wire import MessageKind
