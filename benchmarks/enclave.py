@@ -36,10 +36,11 @@ from secagg.protocols.enclave.session import EnclaveMember, EnclaveOptions
 from secagg.protocols.enclave.trusted.configuration import EnclaveConfiguration
 from secagg.protocols.enclave.trusted.messages import ModelStamp
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.certificates import Authority, SigningKey, issue_certificate
+from secagg.session.certificates import Authority, SigningKey
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent
 from secagg.session.roles import Subject
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.paper_models import CELEBA, FEMNIST_3_CHANNEL
 
 _CLIENTS: Final = 40

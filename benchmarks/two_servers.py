@@ -32,8 +32,9 @@ from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVer
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof, UploadContext, prove
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare
 from secagg.protocols.two_servers.server import IndexingServer
-from secagg.session.certificates import SigningKey, Standing, issue_certificate
+from secagg.session.certificates import SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.indexing_rounds import SharingClient
 
 BLOCKS: Final = 100_000

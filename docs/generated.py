@@ -257,7 +257,6 @@ _HANDED: Final = (
     "session.roles",
     "session.client_policy",
     "session.ledger",
-    "session.privacy_ledger",
     "privacy.client_noise",
 )
 _SUSPENDED: Final = {"pairwise_mask": ("session.sealed_state", "protocols.pairwise_mask.client_record")}

@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from secagg.protocols.pairwise_mask import (
-    client,
-    round2_masked_input,
-    rounds3_4_unmasking,
-)
+from secagg.protocols.pairwise_mask import client, round2_masked_input, rounds3_4_unmasking
 from secagg.protocols.pairwise_mask.configuration import Roster, SessionConfiguration
 from secagg.protocols.pairwise_mask.member import ClientState
 from secagg.session.certificates import Authority, Certificate, VerifiedIdentity

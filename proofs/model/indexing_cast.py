@@ -23,15 +23,16 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Due, Entry, Invitation, RoundOffers, RoundStamp, UploadHalves
-from secagg.protocols.two_servers.opened_upload import OpenedUpload, RoundTotals
+from secagg.protocols.two_servers.opened_upload import OpenedUpload, RoundTotals, ring_bytes
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import AcceptedList, OutputShare, entries_digest
 from secagg.protocols.two_servers.session import TwoServersMember
-from secagg.protocols.two_servers.upload import HalfForm, Upload, ring_bytes
-from secagg.session.certificates import Certificate, SigningKey, Standing, issue_certificate
+from secagg.protocols.two_servers.upload import HalfForm, Upload
+from secagg.session.certificates import Certificate, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

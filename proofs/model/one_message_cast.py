@@ -38,9 +38,10 @@ from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import DeliveredShare, Delivery, Listed, UploadList, verify_upload
 from secagg.protocols.one_message.session import plan_offer
 from secagg.protocols.one_message.sharing import Dealing, deal
-from secagg.session.certificates import Standing, issue_certificate
+from secagg.session.certificates import Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

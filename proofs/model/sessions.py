@@ -35,11 +35,12 @@ from secagg.protocols.pairwise_mask.configuration import (
 from secagg.protocols.pairwise_mask.round0_advertise_keys import Advertised
 from secagg.protocols.pairwise_mask.round1_share_keys import Shared
 from secagg.protocols.pairwise_mask.suites import key_suite
-from secagg.session.certificates import NO_STANDING, Authority, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, Authority, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.session.sealed_state import MemoryLatch
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from setups import GENUINE, LAYOUT, Party, Setup
 

@@ -22,7 +22,8 @@ from secagg.protocols.pairwise_mask.round1_share_keys import (
     signature_bytes,
 )
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import Endorsement
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, issue_certificate
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey
+from secagg.session.signing_keys import issue_certificate
 from sessions import Clients, client_id, new_update
 from setups import GENUINE, IMPOSTOR, Party, Set, Setup, Shown, shown_as
 

@@ -15,12 +15,13 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.privacy.noise_table import SeededCoins
-from secagg.session.certificates import SIGNATURE_BYTES, SigningKey, new_signing_key
+from secagg.session.certificates import SIGNATURE_BYTES, SigningKey
 from secagg.session.client_policy import ClientPolicy
-from secagg.session.privacy_ledger import PrivacyLedgers
+from secagg.session.ledger import PrivacyLedgers
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work
+from secagg.session.signing_keys import new_signing_key
 
 from .client import Ledger, OneMessageMember
 from .configuration import DIGEST_BYTES, ENFORCED, NO_KEY, NONCE_BYTES, EpochRecord, HolderIdentity, HolderSignature

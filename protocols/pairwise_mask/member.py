@@ -21,8 +21,7 @@ from .graph import require_number
 if TYPE_CHECKING:
     from secagg.privacy.client_noise import NoiseSettings
     from secagg.session.client_policy import ClientPolicy
-    from secagg.session.ledger import Spent
-    from secagg.session.privacy_ledger import PrivacyLedger
+    from secagg.session.ledger import PrivacyLedger, Spent
 
 State = TypeVar("State", bound=StrEnum)
 Transitions = Mapping[State, tuple[MessageKind, frozenset[State]]]

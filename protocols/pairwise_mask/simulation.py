@@ -18,8 +18,7 @@ from secagg.identifiers import CONTEXT_TAG_BYTES, ClientId
 from secagg.parameters import LEAST_COHORT, SecurityMode, Suite
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, NO_STANDING, SIGNATURE_BYTES
 from secagg.session.client_policy import ClientPolicy, usual_corrupted
-from secagg.session.ledger import uncharged
-from secagg.session.privacy_ledger import PrivacyLedgers
+from secagg.session.ledger import PrivacyLedgers, uncharged
 from secagg.session.registry import Clock, ProtocolEntry
 from secagg.session.roles import Subject
 from secagg.session.run import ONE_IN, Costs, SimulatedKeys, Work, mask_cipher_calls, ring_length

@@ -17,6 +17,7 @@ from secagg.declared import SERVER, Field, Message, fixed
 from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ServerId
 from secagg.session.certificates import IDENTITY_KEY_BYTES, SIGNATURE_BYTES, SigningKey, verify_signature
+from secagg.session.signing_keys import agreed
 from secagg.wire import MessageKind
 
 from .configuration import SERVERS
@@ -86,7 +87,7 @@ class ServerKeys(Confined, Message):
         own = self.signing_key()
         if peer.server == self.server or peer.signing_key == own.public_key:
             raise InvalidParameters(f"{self.server} shares a key with the other server; pass that server's public keys")
-        return own.agreed(peer.signing_key, SEED_BYTES, Label.INDEXING_PAIR_KEY, culprits=between_servers())
+        return agreed(own, peer.signing_key, SEED_BYTES, Label.INDEXING_PAIR_KEY, culprits=between_servers())
 
     def wipe(self) -> None:
         self.signing_seed.wipe()

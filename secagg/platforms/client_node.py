@@ -35,8 +35,7 @@ from secagg.session import durable
 from secagg.session.client_policy import RULES as LIMITS
 from secagg.session.client_policy import Accepted, Allowed, ClientPolicy, Pinned, maximum
 from secagg.session.identities import ClientIdentity, client_file, load_identity
-from secagg.session.ledger import SpentUpdates
-from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.session.ledger import PrivacyLedger, SpentUpdates
 from secagg.session.registry import find
 from secagg.session.sealed_state import StateDirectory
 from secagg.session.store import Store

@@ -26,8 +26,7 @@ from secagg.protocols.pairwise_mask import PairwiseHelpers, PairwiseMember, Reco
 from secagg.protocols.pairwise_mask import open_session as open_pairwise_mask
 from secagg.session.certificates import NO_STANDING, Certificate, Standing
 from secagg.session.identities import ClientIdentity, Roster
-from secagg.session.ledger import uncharged
-from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.session.ledger import PrivacyLedger, uncharged
 from secagg.session.registry import Clock, ProtocolEntry, find, planned_settings
 from secagg.session.roles import Member, ServerSession, Subject
 from secagg.session.sealed_state import StateDirectory

@@ -1,29 +1,27 @@
 """Long-term identities: keys certified by an authority outside the server, and their signatures.
 
 Without an authority an active server can invent or impersonate clients. Signatures are Ed25519 over a label and
-length-framed parts, so no signature can be taken for one on anything else. Two keys can also agree on secrets, by
-X25519 over the same points; with separate labels, one key safely serves both purposes [Tho21].
+length-framed parts, so no signature can be taken for one on anything else.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from secagg.crypto.entropy import Coins
-from secagg.crypto.key_derivation import derive
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret, require_secret
 from secagg.declared import CLIENT, fixed, repeated, unsigned
 from secagg.errors import UNDECIDED, AuthenticationFailed, InvalidParameters, Misuse, Reason
 from secagg.identifiers import ClientId, Party
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 IDENTITY_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -31,11 +29,11 @@ GRANT_BYTES: Final = 8 + SIGNATURE_BYTES
 """Length of an authority's grant for a key: certificate number, expiry hour and signature."""
 HOUR: Final = 3600
 NO_EXPIRY: Final = (1 << 32) - 1
-_FIELD_PRIME: Final = 2**255 - 19
+FIELD_PRIME: Final = 2**255 - 19
 _ORDER_EIGHT: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
-_SMALL_ORDER: Final = frozenset({0, 1, _FIELD_PRIME - 1, _ORDER_EIGHT, _FIELD_PRIME - _ORDER_EIGHT})
+_SMALL_ORDER: Final = frozenset({0, 1, FIELD_PRIME - 1, _ORDER_EIGHT, FIELD_PRIME - _ORDER_EIGHT})
 """y-coordinates of the eight points whose order divides 8: with such a key one signature fits many messages."""
-_CACHED_CERTIFICATES: Final = 1 << 14
+CACHED_CERTIFICATES: Final = 1 << 14
 DIGEST_BYTES: Final = 32
 MOST_REVOKED: Final = 1 << 16
 _CACHED_STANDINGS: Final = 64
@@ -54,8 +52,8 @@ class SigningKey(Confined):
             raise InvalidParameters(f"a signing key's seed must be {IDENTITY_KEY_BYTES} bytes; got {seed!r}")
         private = Ed25519PrivateKey.from_private_bytes(seed.expose())
         self._private: Ed25519PrivateKey | None = private
-        self._agreeing: X25519PrivateKey | None = None
-        """The same key for X25519, once it was used."""
+        self.agreeing: X25519PrivateKey | None = None
+        """The same key for X25519, once ``signing_keys.agreed`` has used it."""
         self.public_key = private.public_key().public_bytes_raw()
 
     def sign(self, label: Label, *parts: bytes) -> bytes:
@@ -65,28 +63,6 @@ class SigningKey(Confined):
         """
         return self.require_usable().sign(bind(label, *parts))
 
-    def agreed(
-        self, peer: bytes, length: int, label: Label, *parts: bytes, culprits: Iterable[Party] = UNDECIDED
-    ) -> Secret:
-        """Return bytes that only the holders of this key and of the peer's key can derive.
-
-        Implements: [RFC 8032] §5.1.5, the private scalar; [RFC 7748] §4.1, the map between the curves, and §6.1.
-        Raises:
-            AuthenticationFailed: the peer's key is of small order or not canonical.
-        Security: the holder of either key can impersonate the other to it. This authenticates two parties that trust
-            their own keys, but proves nothing to anyone else.
-        """
-        if not is_strong_key(peer):
-            raise AuthenticationFailed(culprits=culprits)
-        seed = self.require_usable().private_bytes_raw()
-        if self._agreeing is None:
-            self._agreeing = X25519PrivateKey.from_private_bytes(hashlib.sha512(seed).digest()[:IDENTITY_KEY_BYTES])
-        both = sorted((self.public_key, peer))
-        # Safe because: small-order keys were refused, so the backend refuses no output.
-        theirs = X25519PublicKey.from_public_bytes(_montgomery(peer))
-        with Secret("shared_secret", self._agreeing.exchange(theirs)) as source:
-            return derive("agreed", length, source, b"", label, *both, *parts)
-
     def require_usable(self) -> Ed25519PrivateKey:
         """Return the backend's key, unless it was wiped."""
         if self._private is None:
@@ -95,16 +71,10 @@ class SigningKey(Confined):
 
     def wipe(self) -> None:
         """Drop the private key; the backend frees it."""
-        self._private = self._agreeing = None
+        self._private = self.agreeing = None
 
     def __repr__(self) -> str:
         return "<SigningKey>"
-
-
-def new_signing_key(coins: Coins) -> SigningKey:
-    """Draw a signing key."""
-    with Secret.random("signing key", IDENTITY_KEY_BYTES, coins) as seed:
-        return SigningKey(seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,26 +185,6 @@ NO_STANDING: Final = Standing()
 """Used if nobody certifies clients; a client of an authority refuses it as too old."""
 
 
-def issue_certificate(
-    authority: SigningKey, client: ClientId, public_key: bytes, *, number: int = 0, until: int = NO_EXPIRY
-) -> Certificate:
-    """Certify a client's identity key, as the authority.
-
-    Args:
-        number: its place on the roster; 0 for a key that no roster lists and nothing can revoke.
-        until: its expiry, in hours since 1970.
-    Security: an authority must first check that the key belongs to the client, and give each client only one key. A
-        client that holds two certified identities counts as two.
-    """
-    if type(authority) is not SigningKey:
-        raise Misuse(f"issuing a certificate needs the authority's SigningKey; got {type(authority).__name__}")
-    if not is_strong_key(public_key):
-        raise InvalidParameters(f"the key of {client} has small order or is not canonical; certify a random key")
-    about = number.to_bytes(4, "big") + until.to_bytes(4, "big")
-    signature = authority.sign(Label.CERTIFICATE, authority.public_key, client.encode(), public_key, about)
-    return Certificate(client, public_key, about + signature)
-
-
 def is_strong_key(public_key: bytes) -> bool:
     """Whether an Ed25519 key is canonically encoded and not one of the eight points of small order.
 
@@ -242,14 +192,7 @@ def is_strong_key(public_key: bytes) -> bool:
     must not certify anyone.
     """
     height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
-    return height < _FIELD_PRIME and height not in _SMALL_ORDER
-
-
-@lru_cache(maxsize=_CACHED_CERTIFICATES)
-def _montgomery(public_key: bytes) -> bytes:
-    """Return the same point as an X25519 key; this loses the sign, which X25519 ignores."""
-    height = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
-    return ((1 + height) * pow(1 - height, -1, _FIELD_PRIME) % _FIELD_PRIME).to_bytes(IDENTITY_KEY_BYTES, "little")
+    return height < FIELD_PRIME and height not in _SMALL_ORDER
 
 
 def verify_signature(
@@ -264,7 +207,7 @@ def verify_signature(
     _verify(public_key, signature, bind(label, *parts), culprits)
 
 
-@lru_cache(maxsize=_CACHED_CERTIFICATES)
+@lru_cache(maxsize=CACHED_CERTIFICATES)
 def _certified(authority: bytes, certificate: Certificate) -> VerifiedIdentity:
     """Verify a certificate; cached, because a client meets the same peers in every round."""
     about, signature = certificate.grant[:-SIGNATURE_BYTES], certificate.grant[-SIGNATURE_BYTES:]

@@ -43,11 +43,11 @@ from .certificates import (
     Certificate,
     SigningKey,
     Standing,
-    issue_certificate,
     verify_signature,
 )
 from .client_policy import ClientPolicy
 from .durable import PUBLIC, claim, create, replace, sync_folder
+from .signing_keys import issue_certificate
 from .standings import CLOCKS_APART, Clock, require_standing, system_clock
 from .store import Store
 

@@ -21,7 +21,8 @@ from secagg.errors import Fault, InvalidParameters, Misuse, PeerError, SecAggErr
 from secagg.identifiers import ClientId
 from secagg.session.roles import ClientSession, Participation, Released, ServerSession, Stage
 
-from .certificates import Authority, Certificate, SigningKey, Standing, issue_certificate, new_signing_key
+from .certificates import Authority, Certificate, SigningKey, Standing
+from .signing_keys import issue_certificate, new_signing_key
 from .standings import Clock
 
 # --- Figures of a session ---------------------------------------------------------------------------------------------

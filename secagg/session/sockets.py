@@ -33,8 +33,9 @@ from secagg.identifiers import Party
 from secagg.version import __version__
 from secagg.wire import FORM, MessageKind, message_kind
 
-from .certificates import SigningKey, is_strong_key, new_signing_key
+from .certificates import SigningKey, is_strong_key
 from .frames import decode_refusal, encode_refusal, listening, receive_frame, send_frame
+from .signing_keys import new_signing_key
 
 # --- Addresses --------------------------------------------------------------------------------------------------------
 

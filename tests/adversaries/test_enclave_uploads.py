@@ -38,8 +38,9 @@ from secagg.protocols.enclave.trusted.messages import (
     sealed_indices_bytes,
     sealing_info,
 )
-from secagg.session.certificates import Certificate, issue_certificate
+from secagg.session.certificates import Certificate
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import agreed, issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.enclave_buffers import (
     MIXED_LAYOUT,
@@ -180,7 +181,7 @@ def test_nobody_but_a_client_seals_in_its_name(suite: Suite) -> None:
         proof_of(other, one.header.certificate.public_key, digest),
         proof_of(own, receipt_key, bytes(32)),
         proof_of(own, other.public_key, digest),
-        own.agreed(receipt_key, PROOF_BYTES, Label.ENCLAVE_SEALING, digest),
+        agreed(own, receipt_key, PROOF_BYTES, Label.ENCLAVE_SEALING, digest),
     )
     # Nothing; a proof by a key of its own; one of the client's for another header, enclave or purpose, which leaked.
     for known in (bytes(PROOF_BYTES), *(bytes(proof.expose()) for proof in made)):

@@ -22,13 +22,7 @@ from secagg.protocols.one_message.masks import EpochRing, epoch_ring
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.opening import Accumulator
 from secagg.protocols.one_message.parameters import FIELD
-from secagg.protocols.one_message.requests import (
-    Answer,
-    CertifiedList,
-    Listed,
-    ListSignature,
-    UploadList,
-)
+from secagg.protocols.one_message.requests import Answer, CertifiedList, Listed, ListSignature, UploadList
 from secagg.protocols.one_message.tally import Tally
 from tests.harness.one_message_sums import InsecureSum, SumSetup, Total, opened_by, recover
 from tests.harness.planted import always

@@ -30,8 +30,7 @@ from secagg.privacy.client_noise import ClientNoise, NoiseSettings, noise_in
 from secagg.protocols.one_message.client import Ledger
 from secagg.protocols.one_message.session import OneMessageOptions
 from secagg.protocols.pairwise_mask import PairwiseOptions
-from secagg.session.ledger import Spent, SpentUpdates
-from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
+from secagg.session.ledger import PrivacyLedger, PrivacyLedgers, Spent, SpentUpdates
 from secagg.session.registry import Simulation, find
 from secagg.session.roles import ClientSession, LazyUpdate, ServerSession, Subject, Update
 from secagg.session.store import Store

@@ -29,7 +29,7 @@ from secagg.protocols.pairwise_mask.configuration import encode_clients, entry_d
 from secagg.protocols.pairwise_mask.graph import corrupted_in_window
 from secagg.protocols.pairwise_mask.relay import PublishedRoster
 from secagg.protocols.pairwise_mask.round0_advertise_keys import AdvertisedKeys, KeyAdvertisement, sign_advertisement
-from secagg.session.certificates import issue_certificate
+from secagg.session.signing_keys import issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import (
     Delivery,

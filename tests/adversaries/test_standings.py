@@ -16,8 +16,9 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask import round0_advertise_keys
 from secagg.protocols.pairwise_mask.configuration import SessionConfiguration
 from secagg.protocols.pairwise_mask.round0_advertise_keys import KeyAdvertisement, authenticate
-from secagg.session.certificates import HOUR, NO_STANDING, Certificate, Standing, issue_certificate
+from secagg.session.certificates import HOUR, NO_STANDING, Certificate, Standing
 from secagg.session.client_policy import ClientPolicy
+from secagg.session.signing_keys import issue_certificate
 from secagg.session.standings import Clock, SeenStandings, Standings, require_standing
 from secagg.session.store import Store, decoded_standing
 from secagg.wire import MessageKind

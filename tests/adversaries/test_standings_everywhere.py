@@ -32,16 +32,9 @@ from secagg.protocols.one_message.requests import Delivery, Receipt, Verdict, ve
 from secagg.protocols.one_message.tally import Tally
 from secagg.protocols.two_servers import client as two_servers_client
 from secagg.protocols.two_servers.offers import Invitation, UploadHalves
-from secagg.session.certificates import (
-    HOUR,
-    NO_EXPIRY,
-    NO_STANDING,
-    Certificate,
-    SigningKey,
-    Standing,
-    issue_certificate,
-)
+from secagg.session.certificates import HOUR, NO_EXPIRY, NO_STANDING, Certificate, SigningKey, Standing
 from secagg.session.roles import LazyUpdate, Member, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.session.standings import SeenStandings, Standings
 from tests.harness import enclave_buffers, indexing_rounds, one_message_sums
 from tests.harness.enclave_buffers import EnclaveSetup, InsecureEnclaveSession

@@ -22,7 +22,7 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import (
     UnmaskingRequest,
     signed_survivors,
 )
-from secagg.session.certificates import issue_certificate
+from secagg.session.signing_keys import issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.pairwise_sessions import InsecurePairwiseSession, Outgoing, SessionSetup, insecure_signing_key
 

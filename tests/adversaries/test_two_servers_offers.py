@@ -24,9 +24,9 @@ from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.offers import ServerOffer
 from secagg.protocols.two_servers.opened_upload import HalfOpener, OpenedUpload
 from secagg.protocols.two_servers.upload import Upload
-from secagg.session.certificates import issue_certificate
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, SharingClient
 
 Check = Callable[..., Any]

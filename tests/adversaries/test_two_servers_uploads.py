@@ -19,12 +19,14 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
+from secagg.protocols.two_servers.opened_upload import public_bytes
 from secagg.protocols.two_servers.point_functions.one_hot_proof import OneHotProof
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_messages import MAXIMUM_BATCH, decode_batch, encode_batch
-from secagg.protocols.two_servers.upload import Upload, UploadHeader, public_bytes
-from secagg.session.certificates import Certificate, issue_certificate
+from secagg.protocols.two_servers.upload import Upload, UploadHeader
+from secagg.session.certificates import Certificate
+from secagg.session.signing_keys import issue_certificate
 from secagg.wire import MessageKind
 from tests.harness.indexing_rounds import MIXED_LAYOUT, NOW, IndexingSetup, InsecureIndexingRound, flipped
 

@@ -19,7 +19,7 @@ from secagg.analytics.kinds import KINDS, audited, suppressed
 from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
-from secagg.session.privacy_ledger import PrivacyLedger
+from secagg.session.ledger import PrivacyLedger
 from tests.harness.town_of_sites import TABLE, declared, functions, people
 
 FLOOR = 5

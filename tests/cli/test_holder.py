@@ -20,15 +20,11 @@ from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
-from secagg.protocols.one_message.session import (
-    OneMessageHelpers,
-    OneMessageOptions,
-    Server,
-    open_session,
-)
-from secagg.session.certificates import SigningKey, Standing, issue_certificate
+from secagg.protocols.one_message.session import OneMessageHelpers, OneMessageOptions, Server, open_session
+from secagg.session.certificates import SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Released, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.session.sockets import NumberedHelpers
 from secagg.wire import MessageKind, message_kind
 from tests.harness.commands import refusal

@@ -49,10 +49,11 @@ from secagg.protocols.enclave.trusted.messages import (
     sealing_info,
 )
 from secagg.protocols.enclave.verified_enclave import VerifiedEnclave
-from secagg.session.certificates import NO_STANDING, Authority, Certificate, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, Authority, Certificate, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import Spent, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)

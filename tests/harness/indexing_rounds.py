@@ -27,17 +27,19 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers.client import Client
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
 from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, UploadHalves
+from secagg.protocols.two_servers.opened_upload import index_body_bytes, public_bytes, ring_bytes
 from secagg.protocols.two_servers.release import RoundResult
 from secagg.protocols.two_servers.run import check
 from secagg.protocols.two_servers.server import IndexingServer
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.session import TwoServersMember
 from secagg.protocols.two_servers.standing_server import OperatorPolicy, lanes_of
-from secagg.protocols.two_servers.upload import HalfForm, Upload, index_body_bytes, public_bytes, ring_bytes
-from secagg.session.certificates import Certificate, SigningKey, Standing, issue_certificate
+from secagg.protocols.two_servers.upload import HalfForm, Upload
+from secagg.session.certificates import Certificate, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import NO_MODEL, SpentUpdates
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.planted import always
 

@@ -38,9 +38,10 @@ from secagg.protocols.one_message.session import (
     plan_offer,
 )
 from secagg.protocols.one_message.tally import Tally
-from secagg.session.certificates import NO_STANDING, Certificate, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, Certificate, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.session.sockets import AskAll
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

@@ -42,10 +42,11 @@ from secagg.protocols.pairwise_mask.relay import RelayedShares, Settled, deliver
 from secagg.protocols.pairwise_mask.round1_share_keys import EncryptedShares
 from secagg.protocols.pairwise_mask.rounds3_4_unmasking import AnsweredFor, Asked, UnmaskingShares, signed_unmasking
 from secagg.protocols.pairwise_mask.session import Server, ServerState
-from secagg.session.certificates import NO_STANDING, Authority, Certificate, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, Authority, Certificate, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import MessageKind, message_kind
 

@@ -12,12 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
 from secagg.cli import main
@@ -25,8 +20,8 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.platforms.kits import load_kit, read_sites, require_vouched
-from secagg.session.certificates import new_signing_key
 from secagg.session.identities import Request, load_roster
+from secagg.session.signing_keys import new_signing_key
 
 NOW = datetime.now(UTC)
 AUTHORITY = new_signing_key(SystemCoins())

@@ -18,9 +18,10 @@ from secagg.platforms import Left, StageCount, code_of, code_said, log_leaving, 
 from secagg.platforms.round_task import RoundTask
 from secagg.platforms.server_round import FOR_EVER, Answer, Reply, ServerRound
 from secagg.platforms.terms import NEWEST_FORM, Record, record_of
-from secagg.session.certificates import Certificate, SigningKey, issue_certificate
+from secagg.session.certificates import Certificate, SigningKey
 from secagg.session.identities import Roster
 from secagg.session.roles import Participation, ServerSession, Stage
+from secagg.session.signing_keys import issue_certificate
 
 ONE, TWO, THREE = (ClientId(number) for number in (1, 2, 3))
 NODES = {"a": ONE, "b": TWO, "c": THREE}

@@ -16,8 +16,9 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import InvalidParameters
 from secagg.identifiers import HolderId, Party, ServerId
 from secagg.session import sockets
-from secagg.session.certificates import SigningKey, new_signing_key
+from secagg.session.certificates import SigningKey
 from secagg.session.frames import receive_frame, send_frame
+from secagg.session.signing_keys import new_signing_key
 from secagg.session.sockets import (
     PEERS_AT_ONCE,
     PROGRAM,

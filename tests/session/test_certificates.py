@@ -26,8 +26,8 @@ from secagg.session.certificates import (
     SigningKey,
     Standing,
     VerifiedIdentity,
-    issue_certificate,
 )
+from secagg.session.signing_keys import agreed, issue_certificate
 
 ANN, BOB = ClientId(1), ClientId(2)
 LABEL = Label.SIGNED_VIEW
@@ -220,7 +220,7 @@ def test_a_wiped_key_cannot_sign_or_agree() -> None:
     with pytest.raises(Misuse):
         issue_certificate(key, ANN, ANNS_KEY.public_key)
     with pytest.raises(Misuse):
-        key.agreed(ANNS_KEY.public_key, 16, Label.ENCLAVE_PROOF)
+        agreed(key, ANNS_KEY.public_key, 16, Label.ENCLAVE_PROOF)
 
 
 def test_a_key_outlives_its_seed() -> None:
@@ -251,29 +251,31 @@ def test_an_authority_only_issues_with_a_signing_key() -> None:
 # --- Key agreement ----------------------------------------------------------------------------------------------------
 
 
-def agreed(own: SigningKey, peer: bytes, *parts: bytes, length: int = 16, label: Label = Label.ENCLAVE_PROOF) -> bytes:
-    return bytes(own.agreed(peer, length, label, *parts).expose())
+def agreed_bytes(
+    own: SigningKey, peer: bytes, *parts: bytes, length: int = 16, label: Label = Label.ENCLAVE_PROOF
+) -> bytes:
+    return bytes(agreed(own, peer, length, label, *parts).expose())
 
 
 @given(st.binary(max_size=16), st.binary(max_size=16), st.lists(st.binary(max_size=8), max_size=3))
 def test_two_keys_agree_in_both_directions(one: bytes, other: bytes, parts: list[bytes]) -> None:
     first, second = signing_key(one), signing_key(other)
-    assert agreed(first, second.public_key, *parts) == agreed(second, first.public_key, *parts)
+    assert agreed_bytes(first, second.public_key, *parts) == agreed_bytes(second, first.public_key, *parts)
 
 
 def test_an_agreed_key_depends_on_both_keys_the_label_and_every_part() -> None:
     bob, third = signing_key(b"bob"), signing_key(b"third")
     made = [
-        agreed(ANNS_KEY, bob.public_key, b"a", b"b"),
-        agreed(ANNS_KEY, bob.public_key, b"ab"),
-        agreed(ANNS_KEY, third.public_key, b"a", b"b"),
-        agreed(third, bob.public_key, b"a", b"b"),
-        agreed(ANNS_KEY, bob.public_key, b"a", b"b", label=Label.ENCLAVE_SEALING),
+        agreed_bytes(ANNS_KEY, bob.public_key, b"a", b"b"),
+        agreed_bytes(ANNS_KEY, bob.public_key, b"ab"),
+        agreed_bytes(ANNS_KEY, third.public_key, b"a", b"b"),
+        agreed_bytes(third, bob.public_key, b"a", b"b"),
+        agreed_bytes(ANNS_KEY, bob.public_key, b"a", b"b", label=Label.ENCLAVE_SEALING),
         # X25519 ignores the sign of a point, so the derivation binds both keys as encoded.
-        agreed(ANNS_KEY, flipped(bob.public_key, 255), b"a", b"b"),
+        agreed_bytes(ANNS_KEY, flipped(bob.public_key, 255), b"a", b"b"),
     ]
     assert len(set(made)) == len(made)
-    assert len(agreed(ANNS_KEY, bob.public_key, length=40)) == 40
+    assert len(agreed_bytes(ANNS_KEY, bob.public_key, length=40)) == 40
 
 
 def test_keys_of_both_curves_are_one_point() -> None:
@@ -287,12 +289,12 @@ def test_keys_of_both_curves_are_one_point() -> None:
     with Secret("shared", other.exchange(X25519PublicKey.from_public_bytes(mapped))) as shared:
         own = SigningKey(Secret("seed", peer)).public_key
         due = derive("due", 16, shared, b"", Label.ENCLAVE_PROOF, *sorted((key.public_key, own)))
-    assert agreed(key, own) == bytes(due.expose())
+    assert agreed_bytes(key, own) == bytes(due.expose())
 
 
 @pytest.mark.parametrize("key", WEAK_KEYS, ids=bytes.hex)
 def test_no_key_is_agreed_on_with_a_key_of_small_order(key: bytes) -> None:
     """Everybody would know the result."""
     with pytest.raises(AuthenticationFailed) as caught:
-        ANNS_KEY.agreed(key, 16, Label.ENCLAVE_PROOF, culprits={ServerId()})
+        agreed(ANNS_KEY, key, 16, Label.ENCLAVE_PROOF, culprits={ServerId()})
     assert caught.value.culprits == {ServerId()}

@@ -12,7 +12,7 @@ from secagg.identifiers import ClientId
 from secagg.privacy.accounting import Adjacency, PrivacyBudget
 from secagg.privacy.client_noise import NoiseSettings
 from secagg.privacy.kinds import NoiseKind
-from secagg.session.privacy_ledger import PrivacyLedger, PrivacyLedgers
+from secagg.session.ledger import PrivacyLedger, PrivacyLedgers
 
 TWO = PrivacyBudget(epsilon=8.5, delta=1e-6, adjacency=Adjacency.ZERO_OUT)
 """A budget for two sums, but not for three."""

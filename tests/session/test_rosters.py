@@ -17,14 +17,7 @@ from secagg.crypto.labels import Label
 from secagg.errors import InvalidParameters, PeerMisbehaved
 from secagg.identifiers import ClientId
 from secagg.platforms.client_node import ClientNode
-from secagg.session.certificates import (
-    HOUR,
-    Authority,
-    SigningKey,
-    Standing,
-    issue_certificate,
-    new_signing_key,
-)
+from secagg.session.certificates import HOUR, Authority, SigningKey, Standing
 from secagg.session.identities import (
     Request,
     certificate_file,
@@ -43,6 +36,7 @@ from secagg.session.identities import (
 )
 from secagg.session.ledger import Spent
 from secagg.session.sealed_state import StateDirectory
+from secagg.session.signing_keys import issue_certificate, new_signing_key
 from secagg.session.store import Store
 from tests.harness.quickest import quickest
 

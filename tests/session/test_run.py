@@ -15,9 +15,7 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, ThresholdNotMet, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
-from secagg.protocols.pairwise_mask import (
-    Topology,
-)
+from secagg.protocols.pairwise_mask import Topology
 from secagg.protocols.pairwise_mask.plan import PairwiseOptions
 from secagg.protocols.pairwise_mask.session import STAGES
 from secagg.protocols.pairwise_mask.simulation import PairwiseSimulation

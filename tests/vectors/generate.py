@@ -24,18 +24,12 @@ from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import (
-    Client,
-    PairwiseMember,
-    Server,
-    SessionConfiguration,
-    SessionPlan,
-    Topology,
-)
+from secagg.protocols.pairwise_mask import Client, PairwiseMember, Server, SessionConfiguration, SessionPlan, Topology
 from secagg.protocols.pairwise_mask.session import SERVER_TRANSITIONS
-from secagg.session.certificates import NO_STANDING, Authority, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, Authority, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.ledger import uncharged
+from secagg.session.signing_keys import issue_certificate
 from secagg.session.store import decoded_standing
 from secagg.wire import MessageKind, message_kind
 from tests.harness.pairwise_sessions import OfferedSubject, close_round, plan_of, unmask, update_of

@@ -30,7 +30,7 @@ from secagg.crypto.shamir import split_many
 from secagg.identifiers import AttemptContext, ClientId, SessionContext
 from secagg.protocols.pairwise_mask.configuration import ClientSet, encode_clients
 from secagg.protocols.pairwise_mask.graph import Graph
-from secagg.session.certificates import issue_certificate
+from secagg.session.signing_keys import issue_certificate
 from secagg.transport.description import SessionDescription, terms_digest
 from secagg.transport.proof import header_of
 from secagg.wire import FORM, MessageKind, Writer

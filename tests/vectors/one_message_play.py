@@ -18,9 +18,10 @@ from secagg.protocols.one_message.holder import Holder
 from secagg.protocols.one_message.messages import Upload
 from secagg.protocols.one_message.session import plan_epoch, plan_offer
 from secagg.protocols.one_message.tally import Tally
-from secagg.session.certificates import NO_STANDING, SigningKey, Standing, issue_certificate
+from secagg.session.certificates import NO_STANDING, SigningKey, Standing
 from secagg.session.client_policy import ClientPolicy
 from secagg.session.roles import ClientSession, LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from secagg.wire import FORM
 from tests.harness.recorded_coins import InsecureRecordedCoins

@@ -28,6 +28,7 @@ from secagg.errors import UNDECIDED, AuthenticationFailed, Misuse
 from secagg.identifiers import CLIENT_ID_BYTES, AttemptContext, ClientId, Party
 from secagg.parameters import Suite
 from secagg.session.certificates import GRANT_BYTES, IDENTITY_KEY_BYTES, SIGNATURE_BYTES, Certificate, SigningKey
+from secagg.session.signing_keys import agreed
 from secagg.wire import HEADER_BYTES, MessageKind
 
 from .configuration import EnclaveConfiguration
@@ -302,7 +303,7 @@ def proof_of(
     It replaces a signature, but convinces only the enclave, which could have made it too. It is bound to one header, so
     it is useless for another one.
     """
-    return own_key.agreed(peer_key, PROOF_BYTES, Label.ENCLAVE_PROOF, header_digest, culprits=culprits)
+    return agreed(own_key, peer_key, PROOF_BYTES, Label.ENCLAVE_PROOF, header_digest, culprits=culprits)
 
 
 def open_indices(

@@ -17,9 +17,9 @@ from secagg.parameters import SecurityMode
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Offer
 from secagg.protocols.one_message.messages import Upload
-from secagg.session.certificates import issue_certificate
 from secagg.session.ledger import Spent
 from secagg.session.roles import LazyUpdate, Subject, Update
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.one_message_sums import TASK, InsecureSum, SumSetup
 from tests.harness.planted import always
 

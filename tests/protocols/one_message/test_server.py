@@ -29,7 +29,7 @@ from secagg.protocols.one_message.opening import LocalSum, OneMessageCut, Opened
 from secagg.protocols.one_message.parameters import FIELD
 from secagg.protocols.one_message.requests import Judged, Receipt, Verdict
 from secagg.protocols.one_message.tally import State, Tally
-from secagg.session.certificates import issue_certificate
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.one_message_sums import COINS, InsecureSum, SumSetup
 from tests.harness.planted import always
 

@@ -18,9 +18,9 @@ from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers.offers import Invitation, RoundOffers, RoundStamp, ServerOffer
 from secagg.protocols.two_servers.upload import Upload
-from secagg.session.certificates import issue_certificate
 from secagg.session.ledger import NO_MODEL
 from secagg.session.roles import LazyUpdate, Update
+from secagg.session.signing_keys import issue_certificate
 from tests.harness.indexing_rounds import NOW, IndexingSetup, InsecureIndexingRound, SharingClient, invitation_of
 
 ZERO, ONE = ServerId(0), ServerId(1)

@@ -15,14 +15,7 @@ from secagg.contract import RingSegment
 from secagg.contract.layout import LARGEST_MASK_NOISE
 from secagg.crypto.ring import Ring, RingVector
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    CapacityExceeded,
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-)
+from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.protocols.one_message import lattice, masks, opening
 from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.lattice import LARGEST
