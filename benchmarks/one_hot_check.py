@@ -25,15 +25,14 @@ from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.point_functions.generation import generate_shares
-from secagg.protocols.two_servers.point_functions.lanes import LaneField, float_type
-from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotVerifier, RoundChallenges
-from secagg.protocols.two_servers.point_functions.one_hot_proof import (
-    Assignments,
-    CheckShape,
+from secagg.protocols.two_servers.point_functions.lanes import LaneField
+from secagg.protocols.two_servers.point_functions.one_hot_check import (
     OneHotShare,
-    UploadContext,
-    prove,
+    OneHotVerifier,
+    RoundChallenges,
+    float_type,
 )
+from secagg.protocols.two_servers.point_functions.one_hot_proof import Assignments, CheckShape, UploadContext, prove
 from secagg.protocols.two_servers.point_functions.shape import RUN_BLOCKS, PointFunctionShape
 
 BLOCKS = 100_000

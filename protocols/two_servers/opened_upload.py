@@ -8,16 +8,21 @@ it concludes, and server 0 when it settles; only then is anything added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.blame import between_servers, signed_by
 from secagg.contract.layout import IndexSegment
+from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_pair
 from secagg.crypto.mask_expansion import accumulate, segment_count
 from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret, overwrite
-from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
+from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.session.certificates import Authority
@@ -28,27 +33,21 @@ from .point_functions.generation import ServerShare, over_threads
 from .point_functions.lanes import Lanes
 from .point_functions.one_hot_check import OneHotCommitment, OneHotOpening, OneHotVerifier, RoundChallenges
 from .point_functions.one_hot_proof import OneHotProof
-from .point_functions.shape import KeyBinding, PointFunctionShape
+from .point_functions.shape import SEED_BYTES, KeyBinding, PointFunctionShape
 from .point_functions.shares import CorrectionWords, ExplicitShare, LaneGrid, SeedShare, TreeShare
 from .upload import (
+    BODY_NONCE,
     NO_CORRECTION,
     UPLOAD_SEED_BYTES,
     HalfForm,
     SegmentHeader,
     Upload,
     UploadHeader,
-    body_sizes,
+    body_key,
     check_context,
-    cut,
-    index_body_bytes,
-    key_binding,
-    open_body,
-    public_bytes,
-    public_sizes,
-    ring_bytes,
     ring_mask_key,
     sealing_info,
-    unpack_rings,
+    segment_context,
 )
 
 
@@ -439,3 +438,89 @@ class HalfOpener(Confined):
     def wipe(self) -> None:
         self._challenges.wipe()
         self._pair.wipe()
+
+
+# --- Lengths and pieces -----------------------------------------------------------------------------------------------
+
+
+def key_binding(
+    configuration: IndexingConfiguration, round_number: int, number: int, client: ClientId, nonce: bytes
+) -> KeyBinding:
+    """Return the context of the point functions of one segment."""
+    return KeyBinding(context=segment_context(configuration, round_number, number), client=client, nonce=nonce)
+
+
+def index_body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
+    """Return the length of the index segments' part of a server's body."""
+    return sum(sum(body_sizes(configuration, segment, server)) for _, segment in configuration.index_segments)
+
+
+def ring_bytes(configuration: IndexingConfiguration) -> int:
+    """Return the number of ring bytes that server 1 receives."""
+    return sum(segment.payload_bytes for segment in configuration.ring_segments)
+
+
+def public_bytes(configuration: IndexingConfiguration) -> int:
+    """Return the length of the public part that server 1 receives."""
+    return sum(public_sizes(configuration))
+
+
+def body_sizes(configuration: IndexingConfiguration, segment: IndexSegment, server: ServerId) -> tuple[int, int]:
+    """Return the lengths of a segment's seed or share and of its proof."""
+    shape = configuration.shape(segment)
+    is_explicit = not shape.depth and server.index == 1
+    sent = ExplicitShare.encoded_bytes(shape, segment.blocks) if is_explicit else SEED_BYTES
+    if not configuration.is_checked:
+        return sent, 0
+    return sent, OneHotProof.encoded_bytes(configuration.check_shape(segment), server)
+
+
+def public_sizes(configuration: IndexingConfiguration) -> list[int]:
+    """Return the length of each segment's correction words; 0 at depth 0."""
+    sizes = list[int]()
+    for _, segment in configuration.index_segments:
+        shape = configuration.shape(segment)
+        sizes.append(CorrectionWords.encoded_bytes(shape, segment.blocks) if shape.depth else 0)
+    return sizes
+
+
+def unpack_rings(configuration: IndexingConfiguration, packed: bytes | bytearray | memoryview) -> list[RingVector]:
+    """Unpack server 1's ring share."""
+    segments = configuration.ring_segments
+    pieces = cut(packed, [segment.payload_bytes for segment in segments])
+    return [segment.ring.unpack(piece, segment.length) for segment, piece in zip(segments, pieces, strict=True)]
+
+
+def cut(blob: bytes | bytearray | memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Split bytes into pieces of these sizes, without copies.
+
+    Raises:
+        MalformedMessage: the number of bytes is wrong.
+    """
+    edges = [0]
+    for size in sizes:
+        edges.append(edges[-1] + size)
+    if len(blob) != edges[-1]:
+        raise MalformedMessage(
+            f"expected {edges[-1]} bytes; got {len(blob)}",
+            reason=Reason.TRUNCATED if len(blob) < edges[-1] else Reason.TRAILING_BYTES,
+        )
+    view = memoryview(blob)
+    return (view[first:stop] for first, stop in pairwise(edges))
+
+
+def open_body(seed: Secret, server: ServerId, header_digest: bytes, sealed: bytes | memoryview) -> bytearray:
+    """Decrypt a body that ``seal_body`` made; the caller overwrites it.
+
+    Implements: [SP 800-38D] §7.2.
+    Raises:
+        AuthenticationFailed: it was altered, or belongs to another upload or server.
+    """
+    opened = bytearray(len(sealed) - TAG_BYTES)
+    try:
+        with body_key(seed, server, header_digest) as key:
+            AESGCM(key.expose()).decrypt_into(BODY_NONCE, sealed, header_digest, opened)
+    except InvalidTag:
+        overwrite(opened)
+        raise AuthenticationFailed(culprits=UNDECIDED) from None
+    return opened

@@ -19,15 +19,7 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import RingVector, add_into, reduce_into
 from secagg.crypto.secret import Confined, Secret
-from secagg.errors import (
-    NOBODY,
-    CapacityExceeded,
-    InvalidParameters,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    blaming,
-)
+from secagg.errors import NOBODY, CapacityExceeded, InvalidParameters, Misuse, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId
 from secagg.privacy.accounting import ReleasePart, epsilon, of_histogram, of_vector
 from secagg.privacy.client_noise import NoiseSettings

@@ -16,18 +16,7 @@ from secagg.crypto.aead import TAG_BYTES
 from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.ring import RingVector
-from secagg.declared import (
-    Message,
-    MessageIn,
-    borrowed,
-    encoded,
-    fixed,
-    listed,
-    optional,
-    repeated,
-    unsigned,
-    variable,
-)
+from secagg.declared import Message, MessageIn, borrowed, encoded, fixed, listed, optional, repeated, unsigned, variable
 from secagg.errors import MalformedMessage, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.session.certificates import (
@@ -43,20 +32,11 @@ from secagg.wire import MessageKind
 
 from .configuration import IndexingConfiguration
 from .offers import Due, Entry, RoundStamp, ServerOffer, stamped
+from .opened_upload import index_body_bytes, public_bytes, ring_bytes
 from .point_functions.lanes import Lanes
 from .point_functions.one_hot_check import OneHotCommitment, OneHotOpening
 from .point_functions.shape import NONCE_BYTES as SHARE_NONCE_BYTES
-from .upload import (
-    DIGEST_BYTES,
-    ROUND_BYTES,
-    UPLOAD_SEED_BYTES,
-    SegmentHeader,
-    Upload,
-    UploadHeader,
-    index_body_bytes,
-    public_bytes,
-    ring_bytes,
-)
+from .upload import DIGEST_BYTES, ROUND_BYTES, UPLOAD_SEED_BYTES, SegmentHeader, Upload, UploadHeader
 
 MAXIMUM_BEGINNING_BYTES: Final = 1 << 19
 """Maximum length of a request to start a round; see ``configuration.MAXIMUM_SEGMENTS``."""

@@ -20,13 +20,11 @@ evaluates anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secagg.contract.layout import IndexSegment, Payload, RingSegment
@@ -36,36 +34,19 @@ from secagg.crypto.hpke import sealing_sizes
 from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import accumulate, segment_count
-from secagg.crypto.ring import RingVector
-from secagg.crypto.secret import Confined, Secret, overwrite
-from secagg.declared import (
-    SERVER,
-    At,
-    Field,
-    MessageIn,
-    borrowed,
-    fixed,
-    listed,
-    nested,
-    sized,
-    unsigned,
-)
-from secagg.errors import UNDECIDED, AuthenticationFailed, MalformedMessage, Reason
+from secagg.crypto.secret import Confined, Secret
+from secagg.declared import SERVER, At, Field, MessageIn, borrowed, fixed, listed, nested, sized, unsigned
+from secagg.errors import UNDECIDED, MalformedMessage, Reason
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import Suite
-from secagg.session.certificates import (
-    SIGNATURE_BYTES,
-    Certificate,
-    SigningKey,
-    verify_signature,
-)
+from secagg.session.certificates import SIGNATURE_BYTES, Certificate, SigningKey, verify_signature
 from secagg.wire import MessageKind, Reader
 
 from .configuration import IndexingConfiguration
 from .point_functions.generation import ServerShare, generate_shares
-from .point_functions.one_hot_proof import OneHotProof, UploadContext, prove
-from .point_functions.shape import NONCE_BYTES, SEED_BYTES, KeyBinding
-from .point_functions.shares import CorrectionWords, ExplicitShare, TreeShare
+from .point_functions.one_hot_proof import UploadContext, prove
+from .point_functions.shape import NONCE_BYTES
+from .point_functions.shares import ExplicitShare, TreeShare
 
 DIGEST_BYTES: Final = 32
 ROUND_BYTES: Final = 8
@@ -174,13 +155,6 @@ class Upload(MessageIn[HalfForm]):
         )
 
 
-def key_binding(
-    configuration: IndexingConfiguration, round_number: int, number: int, client: ClientId, nonce: bytes
-) -> KeyBinding:
-    """Return the context of the point functions of one segment."""
-    return KeyBinding(context=segment_context(configuration, round_number, number), client=client, nonce=nonce)
-
-
 def segment_context(configuration: IndexingConfiguration, round_number: int, number: int) -> bytes:
     """Return the digest of task, round, layout and segment."""
     parts = (
@@ -208,26 +182,8 @@ def check_context(
     )
 
 
-def cut(blob: bytes | bytearray | memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
-    """Split bytes into pieces of these sizes, without copies.
-
-    Raises:
-        MalformedMessage: the number of bytes is wrong.
-    """
-    edges = [0]
-    for size in sizes:
-        edges.append(edges[-1] + size)
-    if len(blob) != edges[-1]:
-        raise MalformedMessage(
-            f"expected {edges[-1]} bytes; got {len(blob)}",
-            reason=Reason.TRUNCATED if len(blob) < edges[-1] else Reason.TRAILING_BYTES,
-        )
-    view = memoryview(blob)
-    return (view[first:stop] for first, stop in pairwise(edges))
-
-
 UPLOAD_SEED_BYTES: Final = 32
-_NONCE: Final = bytes(12)
+BODY_NONCE: Final = bytes(12)
 
 
 def sealing_info(server: ServerId, header_digest: bytes) -> bytes:
@@ -241,27 +197,10 @@ def seal_body(seed: Secret, server: ServerId, header_digest: bytes, body: bytes 
     Implements: [SP 800-38D] §7.1.
     """
     sealed = np.empty(len(body) + TAG_BYTES, dtype=np.uint8).data
-    with _body_key(seed, server, header_digest) as key:
+    with body_key(seed, server, header_digest) as key:
         # Safe because: the nonce is fixed, and the key is derived from the seed and the header of one upload.
-        AESGCM(key.expose()).encrypt_into(_NONCE, body, header_digest, sealed)
+        AESGCM(key.expose()).encrypt_into(BODY_NONCE, body, header_digest, sealed)
     return sealed
-
-
-def open_body(seed: Secret, server: ServerId, header_digest: bytes, sealed: bytes | memoryview) -> bytearray:
-    """Decrypt a body that ``seal_body`` made; the caller overwrites it.
-
-    Implements: [SP 800-38D] §7.2.
-    Raises:
-        AuthenticationFailed: it was altered, or belongs to another upload or server.
-    """
-    opened = bytearray(len(sealed) - TAG_BYTES)
-    try:
-        with _body_key(seed, server, header_digest) as key:
-            AESGCM(key.expose()).decrypt_into(_NONCE, sealed, header_digest, opened)
-    except InvalidTag:
-        overwrite(opened)
-        raise AuthenticationFailed(culprits=UNDECIDED) from None
-    return opened
 
 
 def ring_mask_key(seed: Secret, suite: Suite, header_digest: bytes) -> Secret:
@@ -269,13 +208,9 @@ def ring_mask_key(seed: Secret, suite: Suite, header_digest: bytes) -> Secret:
     return expand("ring_mask_key", suite.mask_key_bytes, seed, Label.INDEXING_RING_MASK, header_digest)
 
 
-def _body_key(seed: Secret, server: ServerId, header_digest: bytes) -> Secret:
+def body_key(seed: Secret, server: ServerId, header_digest: bytes) -> Secret:
+    """Return the key of one server's body."""
     return expand("body_key", AEAD_KEY_BYTES, seed, Label.INDEXING_BODY_KEY, bytes([server.index]), header_digest)
-
-
-def ring_bytes(configuration: IndexingConfiguration) -> int:
-    """Return the number of ring bytes that server 1 receives."""
-    return sum(segment.payload_bytes for segment in configuration.ring_segments)
 
 
 def masked_rings(
@@ -295,13 +230,6 @@ def masked_rings(
         first_segment += segment_count(segment.ring, segment.length)
         packed.append(segment.ring.pack_view(vector))
     return packed
-
-
-def unpack_rings(configuration: IndexingConfiguration, packed: bytes | bytearray | memoryview) -> list[RingVector]:
-    """Unpack server 1's ring share."""
-    segments = configuration.ring_segments
-    pieces = cut(packed, [segment.payload_bytes for segment in segments])
-    return [segment.ring.unpack(piece, segment.length) for segment, piece in zip(segments, pieces, strict=True)]
 
 
 NO_CORRECTION = bytes(DIGEST_BYTES)
@@ -368,38 +296,6 @@ class SharedIndices(Confined):
             for share in shares:
                 if not isinstance(share, ExplicitShare):
                     share.seed.wipe()
-
-
-# --- The servers' side ------------------------------------------------------------------------------------------------
-
-
-def index_body_bytes(configuration: IndexingConfiguration, server: ServerId) -> int:
-    """Return the length of the index segments' part of a server's body."""
-    return sum(sum(body_sizes(configuration, segment, server)) for _, segment in configuration.index_segments)
-
-
-def public_bytes(configuration: IndexingConfiguration) -> int:
-    """Return the length of the public part that server 1 receives."""
-    return sum(public_sizes(configuration))
-
-
-def body_sizes(configuration: IndexingConfiguration, segment: IndexSegment, server: ServerId) -> tuple[int, int]:
-    """Return the lengths of a segment's seed or share and of its proof."""
-    shape = configuration.shape(segment)
-    is_explicit = not shape.depth and server.index == 1
-    sent = ExplicitShare.encoded_bytes(shape, segment.blocks) if is_explicit else SEED_BYTES
-    if not configuration.is_checked:
-        return sent, 0
-    return sent, OneHotProof.encoded_bytes(configuration.check_shape(segment), server)
-
-
-def public_sizes(configuration: IndexingConfiguration) -> list[int]:
-    """Return the length of each segment's correction words; 0 at depth 0."""
-    sizes = list[int]()
-    for _, segment in configuration.index_segments:
-        shape = configuration.shape(segment)
-        sizes.append(CorrectionWords.encoded_bytes(shape, segment.blocks) if shape.depth else 0)
-    return sizes
 
 
 def _correction_digest(share: ServerShare) -> bytes:

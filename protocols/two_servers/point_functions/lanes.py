@@ -380,16 +380,9 @@ FLOAT32_LIMIT: Final = 1 << 24
 FLOAT64_LIMIT: Final = 1 << 53
 MAXIMUM_TERMS: Final = 1 << 28
 """With at most this many terms of at most 2^34 each, the 64-bit sums cannot wrap either."""
-_WORTHWHILE_TERMS: Final = 256
-"""Below this number of terms, many short products in single precision are slower than double precision."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
-
-
-def float_type(greatest: int) -> type[np.float32 | np.float64]:
-    """Return the narrowest float type in which adding products of at most ``greatest`` pays off."""
-    return np.float32 if FLOAT32_LIMIT // greatest >= _WORTHWHILE_TERMS else np.float64
 
 
 def exact_product(left: Floats, right: Floats, greatest: int) -> Integers:

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -37,24 +37,49 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Confined, Secret
 from secagg.declared import SERVER, Message, MessageIn, borrowed, fixed, listed
-from secagg.errors import Misuse, PeerError, PeerMisbehaved, Reason, blaming
+from secagg.errors import InternalError, Misuse, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.wire import HEADER_BYTES, MessageKind, owned_bytes
 
-from .lanes import Elements, Floats, Integers, Lanes, centre, exact_product, float_type, reduce, reduce_signed
+from .lanes import (
+    ATTEMPTS,
+    FLOAT32_LIMIT,
+    Elements,
+    Floats,
+    Integers,
+    Lanes,
+    LaneStream,
+    centre,
+    exact_product,
+    reduce,
+    reduce_signed,
+)
 from .one_hot_proof import (
     DIGEST_BYTES,
     SEED_BYTES,
     Challenges,
     CheckShape,
     OneHotProof,
-    OneHotShare,
     UploadContext,
-    query_point,
+    derived_stream,
     require_seed,
 )
 from .shape import RUN_BLOCKS
+
+_WORTHWHILE_TERMS: Final = 256
+"""Below this number of terms, many short products in single precision are slower than double precision."""
+
+
+class OneHotShare(Protocol):
+    """One server's share of an upload: a matrix of lanes, blocks by codewords."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of all inputs of the share: equal digests mean equal shares."""
+
+    def lanes(self, first: int, count: int) -> Lanes:
+        """Return the lanes of blocks [first, first + count) as an array of count rows; the caller only reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,3 +463,22 @@ def _wrong(message: str, reason: Reason) -> PeerMisbehaved:
 
 def _opened_bytes(shape: CheckShape) -> int:
     return shape.field.packed_bytes(shape.rows) + 2 * shape.field.packed_bytes(1)
+
+
+def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: bytes) -> Elements:
+    """Return tau, where the servers compare the polynomials; no client can know it.
+
+    A point in F_q would be an evaluation point of some row, or give the mask weight zero, so it is drawn again.
+    """
+    with derived_stream("one-hot query key", round_key, Label.ONE_HOT_QUERY_POINT, statement, joint) as stream_key:
+        stream = LaneStream(shape.base, stream_key)
+        for position in range(ATTEMPTS):
+            point: Elements = shape.field.sample(stream, position, 1)[0]
+            if not shape.field.is_in_base_field(point):
+                return point
+    raise InternalError(f"{ATTEMPTS} random elements lay in the base field")
+
+
+def float_type(greatest: int) -> type[np.float32 | np.float64]:
+    """Return the narrowest float type in which adding products of at most ``greatest`` pays off."""
+    return np.float32 if FLOAT32_LIMIT // greatest >= _WORTHWHILE_TERMS else np.float64

@@ -27,7 +27,7 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import isqrt
-from typing import Annotated, Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,19 +37,17 @@ from secagg.crypto.key_derivation import expand
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.secret import Secret, abandoned_on_error, require_secret
 from secagg.declared import SERVER, Field, MessageIn, fixed
-from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, Misuse, Reason
+from secagg.errors import CapacityExceeded, InvalidParameters, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.parameters import require_integer
 from secagg.wire import HEADER_BYTES, MessageKind
 
 from .lanes import (
-    ATTEMPTS,
     STREAM_KEY_BYTES,
     Elements,
     EvaluationPoints,
     ExtensionField,
     LaneField,
-    Lanes,
     LaneStream,
     centre,
     exact_product,
@@ -65,19 +63,6 @@ MAXIMUM_BLOCKS: Final = 1 << 26
 MAXIMUM_COLUMNS: Final = 512
 POLYNOMIAL_BYTES: Final = 1600
 """Bytes that a planned shape spends on the polynomial; the messages around it take about 200 bytes more."""
-
-
-class OneHotShare(Protocol):
-    """One server's share of an upload: a matrix of lanes, blocks by codewords."""
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of all inputs of the share: equal digests mean equal shares."""
-        ...
-
-    def lanes(self, first: int, count: int) -> Lanes:
-        """Return the lanes of blocks [first, first + count) as an array of count rows; the caller only reads it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -223,7 +208,7 @@ class UploadContext:
         server changed, masks it with other random values, and opens values that match no input. This is the only reason
         why server 1 has a mask for the polynomial in addition to its share.
         """
-        with _stream_key(kind, seed, label, bytes([server.index]), joint) as stream_key:
+        with derived_stream(kind, seed, label, bytes([server.index]), joint) as stream_key:
             return self.shape.field.sample(LaneStream(self.shape.base, stream_key), 0, count)
 
 
@@ -249,20 +234,6 @@ class Challenges:
         return cls(made[: ends[0]], made[ends[0] : ends[1]], made[ends[1] : ends[2]], made[ends[2] :])
 
 
-def query_point(shape: CheckShape, round_key: Secret, statement: bytes, joint: bytes) -> Elements:
-    """Return tau, where the servers compare the polynomials; no client can know it.
-
-    A point in F_q would be an evaluation point of some row, or give the mask weight zero, so it is drawn again.
-    """
-    with _stream_key("one-hot query key", round_key, Label.ONE_HOT_QUERY_POINT, statement, joint) as stream_key:
-        stream = LaneStream(shape.base, stream_key)
-        for position in range(ATTEMPTS):
-            point: Elements = shape.field.sample(stream, position, 1)[0]
-            if not shape.field.is_in_base_field(point):
-                return point
-    raise InternalError(f"{ATTEMPTS} random elements lay in the base field")
-
-
 def require_seed(seed: Secret) -> None:
     """Require a secret of 32 bytes."""
     require_secret(seed)
@@ -270,7 +241,7 @@ def require_seed(seed: Secret) -> None:
         raise InvalidParameters(f"a seed must be {SEED_BYTES} bytes; got {seed!r}")
 
 
-def _stream_key(kind: str, source: Secret, label: Label, *parts: bytes) -> Secret:
+def derived_stream(kind: str, source: Secret, label: Label, *parts: bytes) -> Secret:
     """Derive the key and IV of a stream from its whole context, so that no two streams are equal."""
     require_seed(source)
     return expand(kind, STREAM_KEY_BYTES, source, label, *parts)

@@ -15,7 +15,8 @@ from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
 from secagg.protocols.two_servers import upload as upload_module
-from secagg.protocols.two_servers.upload import UPLOAD_SEED_BYTES, open_body, ring_mask_key, seal_body, sealing_info
+from secagg.protocols.two_servers.opened_upload import open_body
+from secagg.protocols.two_servers.upload import UPLOAD_SEED_BYTES, ring_mask_key, seal_body, sealing_info
 from tests.harness.indexing_rounds import framed
 
 ZERO, ONE = ServerId(0), ServerId(1)

@@ -7,7 +7,8 @@ import numpy as np
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.ring import RingVector
 from secagg.crypto.secret import Secret
-from secagg.protocols.two_servers.upload import masked_rings, unpack_rings
+from secagg.protocols.two_servers.opened_upload import unpack_rings
+from secagg.protocols.two_servers.upload import masked_rings
 from tests.harness.indexing_rounds import indexing_configuration
 
 LAYOUT = Layout((RingSegment(16, 4000), RingSegment(16, 4000)))

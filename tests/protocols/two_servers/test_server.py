@@ -14,13 +14,7 @@ import pytest
 from secagg.choices import SharingMode
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    InvalidParameters,
-    Misuse,
-    Reason,
-    SecAggError,
-    UnexpectedMessage,
-)
+from secagg.errors import InvalidParameters, Misuse, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId, ServerId
 from secagg.protocols.two_servers.opened_upload import RoundTotals
 from secagg.protocols.two_servers.release import RoundResult

@@ -25,11 +25,7 @@ from secagg.protocols.two_servers.offers import Invitation, UploadHalves
 from secagg.protocols.two_servers.server import IndexingServer, Server
 from secagg.protocols.two_servers.server_keys import ServerKeys
 from secagg.protocols.two_servers.server_messages import AcceptedList, BatchRequest, Beginning
-from secagg.protocols.two_servers.standing_server import (
-    StandingRounds,
-    StandingServer,
-    asking,
-)
+from secagg.protocols.two_servers.standing_server import StandingRounds, StandingServer, asking
 from secagg.session.frames import decode_refusal
 from secagg.session.roles import Released, Subject
 from secagg.session.sockets import HelperLost

@@ -21,14 +21,12 @@ from secagg.parameters import Suite
 from secagg.protocols.two_servers import client as client_module
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.configuration import IndexingConfiguration
+from secagg.protocols.two_servers.opened_upload import cut, key_binding, open_body
 from secagg.protocols.two_servers.upload import (
     SegmentHeader,
     Upload,
     UploadHeader,
     check_context,
-    cut,
-    key_binding,
-    open_body,
     seal_body,
     segment_context,
 )

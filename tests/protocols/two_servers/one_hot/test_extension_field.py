@@ -20,9 +20,9 @@ from secagg.protocols.two_servers.point_functions.lanes import (
     LaneField,
     LaneStream,
     exact_product,
-    float_type,
     settle,
 )
+from secagg.protocols.two_servers.point_functions.one_hot_check import float_type
 
 SHIPPED = [ExtensionField.over(LaneField(modulus)) for modulus in DEGREES_AND_CONSTANTS]
 FIELDS = pytest.mark.parametrize("field", SHIPPED, ids=lambda field: field.base.modulus)

@@ -10,23 +10,20 @@ import numpy as np
 import pytest
 
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    CapacityExceeded,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-)
+from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId
 from secagg.protocols.two_servers.point_functions import one_hot_check, one_hot_proof
-from secagg.protocols.two_servers.point_functions.one_hot_check import OneHotCommitment, OneHotOpening, sketch
+from secagg.protocols.two_servers.point_functions.one_hot_check import (
+    OneHotCommitment,
+    OneHotOpening,
+    query_point,
+    sketch,
+)
 from secagg.protocols.two_servers.point_functions.one_hot_proof import (
     Challenges,
     CheckShape,
     OneHotProof,
     prove,
-    query_point,
     row_square_sum,
 )
 from secagg.simulation.insecure_coins import InsecureSeededCoins

@@ -16,10 +16,7 @@ from secagg.protocols.two_servers.opened_upload import HistogramShare
 from secagg.protocols.two_servers.point_functions import shares as shares_module
 from secagg.protocols.two_servers.point_functions.generation import ServerShare, generate_shares
 from secagg.protocols.two_servers.point_functions.lanes import LaneField, LaneGroup, RingLanes
-from secagg.protocols.two_servers.point_functions.shape import (
-    GROUP_BLOCKS,
-    PointFunctionShape,
-)
+from secagg.protocols.two_servers.point_functions.shape import GROUP_BLOCKS, PointFunctionShape
 from secagg.protocols.two_servers.point_functions.shares import ExplicitShare, SeedShare, TreeShare
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 

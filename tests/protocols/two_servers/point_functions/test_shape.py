@@ -6,11 +6,7 @@ import pytest
 
 from secagg.errors import InvalidParameters
 from secagg.protocols.two_servers.point_functions.lanes import LaneField, RingLanes
-from secagg.protocols.two_servers.point_functions.shape import (
-    PointFunctionShape,
-    greatest_depth,
-    tree_bits,
-)
+from secagg.protocols.two_servers.point_functions.shape import PointFunctionShape, greatest_depth, tree_bits
 from secagg.protocols.two_servers.point_functions.shares import CorrectionWords, ExplicitShare
 
 # Codewords, bits of a lane, (a) the explicit share without its last lane, (b) the tree, and its depth.
