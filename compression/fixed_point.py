@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.contract.decoder import capacity_between
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import Ring, capacity_between
+from secagg.crypto.ring import Ring
 from secagg.errors import CapacityExceeded, InvalidParameters, Misuse
 
 from .common import LOG, encoded, require_floats, require_sum

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.contract.decoder import capacity, capacity_between
 from secagg.crypto.entropy import Coins
 from secagg.crypto.mask_expansion import MEASURED_BYTES, expand, fastest
-from secagg.crypto.ring import Ring, capacity, capacity_between, reduce_into
+from secagg.crypto.ring import Ring, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters, Misuse
 from secagg.parameters import require_integer

@@ -11,8 +11,9 @@ from functools import partial
 from attacks import Outcome, refused, report, succeeded
 from mersenne import outputs_after
 from secagg.compression.scalar_quantization import ScalarQuantization
+from secagg.contract.decoder import capacity
 from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import Ring, capacity
+from secagg.crypto.ring import Ring
 from secagg.crypto.secret import Secret
 from secagg.errors import SecAggError
 from secagg.identifiers import ClientId

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.contract.decoder import capacity_between
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import capacity_between, require_capacity
+from secagg.crypto.ring import require_capacity
 from secagg.errors import Misuse
 
 STEP = 0.25

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .decoder import Histogram as Histogram
     from .decoder import IndexedDecoder as IndexedDecoder
     from .decoder import LinearDecoder as LinearDecoder
+    from .decoder import capacity as capacity
+    from .decoder import capacity_between as capacity_between
     from .decoder import encode_update as encode_update
     from .decoder import ideal_aggregate as ideal_aggregate
     from .decoder import public_parameters_digest as public_parameters_digest
@@ -26,8 +28,8 @@ else:
         __name__,
         {
             "decoder": (
-                "Aggregate Histogram IndexedDecoder LinearDecoder encode_update ideal_aggregate "
-                "public_parameters_digest"
+                "Aggregate Histogram IndexedDecoder LinearDecoder capacity capacity_between encode_update "
+                "ideal_aggregate public_parameters_digest"
             ),
             "layout": "DIGEST_BYTES IndexSegment Layout MAXIMUM_CONTRIBUTORS Payload RingSegment Segment",
         },

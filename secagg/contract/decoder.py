@@ -254,3 +254,30 @@ def rounded_values(segment: RingSegment, vector: RingVector, coins: Coins) -> Ri
 
 def _rounded(segment: Segment, vector: RingVector, coins: Coins) -> RingVector:
     return rounded_values(segment, vector, coins) if isinstance(segment, RingSegment) else vector
+
+
+# --- Capacity ---------------------------------------------------------------------------------------------------------
+
+
+def capacity(bits: int, modulus_bits: int) -> int:
+    """Return the largest number of ``bits``-bit codes whose sum cannot overflow the ring.
+
+    A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: with one more client and all at the
+    lower end, the sum overflows.
+    """
+    Ring(modulus_bits)
+    if type(bits) is not int or not 1 <= bits <= modulus_bits:
+        raise InvalidParameters(f"codes of {bits} bits do not fit a ring of {modulus_bits}; choose a wider ring")
+    return 1 << (modulus_bits - bits)
+
+
+def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
+    """Return the largest number of codes in [least, greatest] whose sum cannot overflow the ring; tight.
+
+    Claim RI-4: within this number a lifted sum is exact.
+    """
+    ring = Ring(modulus_bits)
+    if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
+        raise InvalidParameters(f"codes must be from a range of integers with zero; got {least}..{greatest}")
+    bounds = [limit // bound for limit, bound in ((ring.least, least), (ring.greatest, greatest)) if bound]
+    return min(bounds)

@@ -209,30 +209,6 @@ class Ring:
             raise MalformedMessage("the padding bits of the last byte must be zero", reason=Reason.NOT_CANONICAL)
 
 
-def capacity(bits: int, modulus_bits: int) -> int:
-    """Return the largest number of ``bits``-bit codes whose sum cannot overflow the ring.
-
-    A code is any integer in [-2^(bits-1), 2^(bits-1) - 1]. The bound is tight: with one more client and all at the
-    lower end, the sum overflows.
-    """
-    Ring(modulus_bits)
-    if type(bits) is not int or not 1 <= bits <= modulus_bits:
-        raise InvalidParameters(f"codes of {bits} bits do not fit a ring of {modulus_bits}; choose a wider ring")
-    return 1 << (modulus_bits - bits)
-
-
-def capacity_between(least: int, greatest: int, modulus_bits: int) -> int:
-    """Return the largest number of codes in [least, greatest] whose sum cannot overflow the ring; tight.
-
-    Claim RI-4: within this number a lifted sum is exact.
-    """
-    ring = Ring(modulus_bits)
-    if type(least) is not int or type(greatest) is not int or not least <= 0 <= greatest or least == greatest:
-        raise InvalidParameters(f"codes must be from a range of integers with zero; got {least}..{greatest}")
-    bounds = [limit // bound for limit, bound in ((ring.least, least), (ring.greatest, greatest)) if bound]
-    return min(bounds)
-
-
 def require_capacity(uploads: int, available: int) -> None:
     """Refuse a number of uploads whose sum could overflow the ring."""
     if type(uploads) is not int or uploads < 1:

@@ -37,9 +37,10 @@ from secagg.compression.rotation import JoinedRotation
 from secagg.compression.scalar_quantization import dithered_ring
 from secagg.contract import Aggregate, Histogram, IndexSegment, Layout, Payload, RingSegment
 from secagg.contract.codewords import Tables, sum_of_codewords
+from secagg.contract.decoder import capacity
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.mask_expansion import expand
-from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, SignedVector, add_into, capacity, reduce_into
+from secagg.crypto.ring import MAXIMUM_MODULUS_BITS, Ring, RingVector, SignedVector, add_into, reduce_into
 from secagg.crypto.secret import Secret
 from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId

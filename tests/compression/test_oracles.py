@@ -31,14 +31,10 @@ from secagg.compression.byte_accounting import (
 from secagg.compression.fixed_point import FixedPoint
 from secagg.compression.product_quantization import Codebook, ProductQuantization, block_geometry
 from secagg.compression.random_pruning import kept_count
-from secagg.compression.scalar_quantization import (
-    ScalarQuantization,
-    calibrate,
-    modulus_bits_for,
-    overflowed,
-)
+from secagg.compression.scalar_quantization import ScalarQuantization, calibrate, modulus_bits_for, overflowed
 from secagg.contract import Aggregate, Layout, LinearDecoder, Payload, RingSegment, ideal_aggregate
-from secagg.crypto.ring import Ring, capacity
+from secagg.contract.decoder import capacity
+from secagg.crypto.ring import Ring
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 Case = dict[str, Any]

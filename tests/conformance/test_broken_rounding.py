@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from secagg.compression.scalar_quantization import DitheredQuantization
 from secagg.conformance import LAWS, Candidate
 from secagg.contract import Aggregate
-from secagg.crypto.ring import capacity_between
+from secagg.contract.decoder import capacity_between
 from secagg.errors import ContractViolation
 
 (LAW,) = (law for law in LAWS if str(law) == "masked_rounding")

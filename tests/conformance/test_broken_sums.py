@@ -17,8 +17,9 @@ from hypothesis.extra.numpy import arrays
 
 from secagg.conformance import Candidate, Law, cases
 from secagg.contract import Aggregate, Layout, Payload, RingSegment, public_parameters_digest
+from secagg.contract.decoder import capacity_between
 from secagg.crypto.entropy import Coins
-from secagg.crypto.ring import Ring, capacity_between, require_capacity
+from secagg.crypto.ring import Ring, require_capacity
 from secagg.errors import Misuse
 from tests.harness.broken_schemes import rejecting
 

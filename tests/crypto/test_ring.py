@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secagg.crypto.ring import Ring, RingVector, capacity, capacity_between, require_capacity, round_off
+from secagg.contract.decoder import capacity, capacity_between
+from secagg.crypto.ring import Ring, RingVector, require_capacity, round_off
 from secagg.errors import CapacityExceeded, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
