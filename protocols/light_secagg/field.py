@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -79,18 +80,11 @@ def _combined(matrix: tuple[tuple[int, ...], ...], rows: Vector) -> Vector:
 @lru_cache(maxsize=8)
 def _lagrange(sources: tuple[int, ...], targets: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the matrix that maps a polynomial's values at the sources to its values at the targets, one row each."""
-    scales = list[int]()
-    for source in sources:
-        bottom = 1
-        for other in sources:
-            if other != source:
-                bottom = bottom * (source - other) % FIELD
-        scales.append(pow(bottom, -1, FIELD))
+    bottoms = (prod(source - other for other in sources if other != source) for source in sources)
+    scales = [pow(bottom, -1, FIELD) for bottom in bottoms]
     rows = list[tuple[int, ...]]()
     for target in targets:
-        top = 1
-        for source in sources:
-            top = top * (target - source) % FIELD
+        top = prod(target - source for source in sources) % FIELD
         rows.append(
             tuple(
                 top * pow(target - source, -1, FIELD) * scale % FIELD
