@@ -18,23 +18,8 @@ import numpy.typing as npt
 import torch
 
 from secagg.training.configuration import LocalTraining
-from secagg.training.engines import (
-    Batches,
-    Descent,
-    Mapped,
-    changes,
-    device_named,
-    schedule_of,
-    trainable,
-)
-from secagg.training.parts import (
-    Assignment,
-    Examples,
-    FederatedData,
-    ModelFactory,
-    Tensors,
-    TrainedClient,
-)
+from secagg.training.engines import Batches, Descent, Mapped, changes, device_named, schedule_of, trainable
+from secagg.training.parts import Assignment, Examples, FederatedData, ModelFactory, Tensors, TrainedClient
 
 GRAPHS = True
 """Whether steps are captured."""

@@ -38,13 +38,7 @@ from iso_accuracy import STUDENT
 from lockstep import Kept, Lockstep, play
 from more_tasks import digits, small, wide
 from secagg.training.codec import WholeUpdates
-from secagg.training.configuration import (
-    Configuration,
-    Optimizer,
-    ServerSettings,
-    changed,
-    versions_here,
-)
+from secagg.training.configuration import Configuration, Optimizer, ServerSettings, changed, versions_here
 from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.datasets.prepared import Dealing
 from secagg.training.driver import pieces_of

@@ -76,14 +76,7 @@ from secagg.compression.scalar_quantization import Rounding, dithered_ring
 from secagg.contract import Aggregate, LinearDecoder, Payload
 from secagg.crypto.entropy import Coins
 from secagg.errors import InternalError, InvalidParameters
-from secagg.training.configuration import (
-    SECURE_SOURCES,
-    CompressionSettings,
-    Lengths,
-    Rate,
-    Scheme,
-    Source,
-)
+from secagg.training.configuration import SECURE_SOURCES, CompressionSettings, Lengths, Rate, Scheme, Source
 from secagg.training.parts import Update
 from secagg.training.weights import Arrays, Weights
 

@@ -28,15 +28,7 @@ from secagg.compression.byte_accounting import Accounting, upload_bytes
 from secagg.errors import InvalidParameters, SecAggError
 from secagg.training.clear_sums import SumRound, Upload
 from secagg.training.configuration import FILE_NAME as CONFIGURATION_NAME
-from secagg.training.configuration import (
-    Configuration,
-    SumMode,
-    changed,
-    read,
-    to_toml,
-    to_tree,
-    versions_here,
-)
+from secagg.training.configuration import Configuration, SumMode, changed, read, to_toml, to_tree, versions_here
 from secagg.training.datasets import PreparedData, federated_data
 from secagg.training.engines import Evaluator, make_engine
 from secagg.training.models import initial_parameters, model_factory

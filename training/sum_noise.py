@@ -20,14 +20,7 @@ from secagg.contract import RingSegment
 from secagg.errors import InternalError, InvalidParameters
 from secagg.privacy.accounting import Adjacency
 from secagg.privacy.client_noise import noise_in
-from secagg.training.configuration import (
-    WHOLE_UPDATES,
-    Configuration,
-    Scheme,
-    Source,
-    SumMode,
-    Weighting,
-)
+from secagg.training.configuration import WHOLE_UPDATES, Configuration, Scheme, Source, SumMode, Weighting
 from secagg.training.parts import Cohorts
 
 _FLOAT_ROOM: Final = 1 + 2.0**-16

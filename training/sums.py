@@ -30,11 +30,7 @@ from secagg.training.clear_sums import (
     SumRound,
     Upload,
 )
-from secagg.training.configuration import (
-    Configuration,
-    SumMode,
-    SumSettings,
-)
+from secagg.training.configuration import Configuration, SumMode, SumSettings
 from secagg.training.parts import Cohorts
 from secagg.training.sum_noise import ReleaseCount, RunNoise, require_budget, require_private
 

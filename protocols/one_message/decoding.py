@@ -23,9 +23,7 @@ import numpy.typing as npt
 
 from secagg.crypto.entropy import Coins
 from secagg.crypto.secret import draw_exactly
-from secagg.errors import (
-    ThresholdNotMet,
-)
+from secagg.errors import ThresholdNotMet
 
 from .parameters import FIELD, Parameters
 from .sharing import (

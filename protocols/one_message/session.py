@@ -28,16 +28,7 @@ from secagg.session.sockets import AskAll
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import FORMS, MessageKind, message_kind
 
-from .configuration import (
-    NO_KEY,
-    Agreement,
-    Configuration,
-    EpochRecord,
-    HolderIdentity,
-    Offer,
-    SumTerms,
-    noise_of,
-)
+from .configuration import NO_KEY, Agreement, Configuration, EpochRecord, HolderIdentity, Offer, SumTerms, noise_of
 from .lattice import greatest_modulus_bits
 from .opening import Adder, OneMessageCut
 from .parameters import (

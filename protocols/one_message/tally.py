@@ -36,15 +36,7 @@ from .configuration import HolderSignature, Offer
 from .decoding import SumOfSecrets, recovered
 from .masks import epoch_ring
 from .messages import Upload
-from .opening import (
-    Adder,
-    LocalSum,
-    OneMessageCut,
-    OpenedSum,
-    Opening,
-    WrongSecret,
-    largest_entry,
-)
+from .opening import Adder, LocalSum, OneMessageCut, OpenedSum, Opening, WrongSecret, largest_entry
 from .requests import (
     Answer,
     CertifiedList,

@@ -19,18 +19,7 @@ from typing import Annotated, ClassVar, Final
 from secagg.crypto.entropy import Coins
 from secagg.crypto.public_keys import KEY_BYTES
 from secagg.crypto.secret import Confined, Secret, draw_exactly, overwrite
-from secagg.declared import (
-    CLIENT,
-    Message,
-    choice,
-    fixed,
-    nested,
-    numbered,
-    read_fields,
-    repeated,
-    unsigned,
-    variable,
-)
+from secagg.declared import CLIENT, Message, choice, fixed, nested, numbered, read_fields, repeated, unsigned, variable
 from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import ClientId
 from secagg.session.sealed_state import NAME_BYTES, Latch

@@ -42,15 +42,7 @@ from secagg.session.stages import Checked, StagedServerSession
 from secagg.tables import mapped
 from secagg.wire import MessageKind, Reader, message_kind
 
-from .configuration import (
-    DIGEST_BYTES,
-    NO_AUTHORITY,
-    Roster,
-    Seat,
-    SessionConfiguration,
-    certain,
-    noise_of,
-)
+from .configuration import DIGEST_BYTES, NO_AUTHORITY, Roster, Seat, SessionConfiguration, certain, noise_of
 from .graph import Graph, require_number
 from .member import Transitions, advance
 from .plan import PairwiseOptions, SessionPlan

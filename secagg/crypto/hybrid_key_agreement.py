@@ -20,14 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey as 
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
 from secagg.blame import unverified
-from secagg.errors import (
-    UNDECIDED,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-    require_length,
-)
+from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, Misuse, Reason, require_length
 from secagg.identifiers import AttemptContext, ClientId, Party, SessionContext
 
 from .key_derivation import expand

@@ -36,15 +36,7 @@ from secagg.identifiers import ClientId
 from secagg.options import declared, suggestion
 from secagg.parameters import LEAST_COHORT, require_integer
 from secagg.session.client_policy import usual_corrupted, usual_dropped
-from secagg.session.registry import (
-    ChosenProtocol,
-    Clock,
-    ProtocolEntry,
-    Simulation,
-    find,
-    given_in,
-    planned_settings,
-)
+from secagg.session.registry import ChosenProtocol, Clock, ProtocolEntry, Simulation, find, given_in, planned_settings
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
 from .rows import Rows, require_floor

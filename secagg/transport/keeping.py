@@ -14,15 +14,7 @@ from secagg.crypto.secret import Secret
 from secagg.declared import FLAG, Message, fixed, unsigned, variable
 from secagg.errors import InvalidParameters, Misuse, PeerError
 from secagg.identifiers import ClientId
-from secagg.session.durable import (
-    append_whole,
-    claim,
-    erase,
-    finish_erasing,
-    replace,
-    require_own_folder,
-    sync_folder,
-)
+from secagg.session.durable import append_whole, claim, erase, finish_erasing, replace, require_own_folder, sync_folder
 from secagg.session.sealed_state import OpenState, StateDirectory
 from secagg.wire import MessageKind
 

@@ -34,16 +34,7 @@ from tests.harness.paper_models import CELEBA, FEMNIST_1_CHANNEL, FEMNIST_3_CHAN
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import paper_sizes
-from paper_sizes import (
-    EXPLANATIONS,
-    MODELS_WITH_CODEBOOKS,
-    PRINTED,
-    WHOLE_MODELS,
-    Quantity,
-    Table,
-    cells,
-    one_decimal,
-)
+from paper_sizes import EXPLANATIONS, MODELS_WITH_CODEBOOKS, PRINTED, WHOLE_MODELS, Quantity, Table, cells, one_decimal
 
 ROWS = {Table.SQ: 41, Table.SQ_UNWEIGHTED: 41, Table.PRUNING: 54, Table.PQ: 36, Table.CODEBOOKS: 12}
 

@@ -24,14 +24,7 @@ from secagg.contract import Aggregate, LinearDecoder, Payload, ideal_aggregate
 from secagg.contract.layout import IndexSegment, Layout, RingSegment
 from secagg.crypto.entropy import Coins
 from secagg.crypto.ring import Ring
-from secagg.errors import (
-    CapacityExceeded,
-    ContractViolation,
-    InvalidParameters,
-    Misuse,
-    Reason,
-    SecAggError,
-)
+from secagg.errors import CapacityExceeded, ContractViolation, InvalidParameters, Misuse, Reason, SecAggError
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 SEED = bytes(range(32))

@@ -18,17 +18,7 @@ from secagg.blame import (
     signed_by,
     unverified,
 )
-from secagg.errors import (
-    NOBODY,
-    UNDECIDED,
-    MalformedMessage,
-    Misuse,
-    Party,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    blaming,
-)
+from secagg.errors import NOBODY, UNDECIDED, MalformedMessage, Misuse, Party, PeerError, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode
 

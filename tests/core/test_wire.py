@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    Reason,
-    UnexpectedMessage,
-)
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, PeerError, Reason, UnexpectedMessage
 from secagg.wire import WIRE_VERSION, MessageKind, Reader, Writer, message_kind
 
 KIND = 0x1234

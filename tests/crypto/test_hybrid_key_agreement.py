@@ -28,13 +28,7 @@ from secagg.crypto.hybrid_key_agreement import (
 )
 from secagg.crypto.public_keys import KeyRole
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    AuthenticationFailed,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-)
+from secagg.errors import AuthenticationFailed, InvalidParameters, MalformedMessage, Misuse, Reason
 from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
 from tests.harness.plain_hkdf import framed, hkdf_expand, shown
 

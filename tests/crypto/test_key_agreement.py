@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from secagg.crypto.key_agreement import X25519KeyPair
 from secagg.crypto.public_keys import KeyRole, X25519PublicKey
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    UNDECIDED,
-    MalformedMessage,
-    Misuse,
-    PeerError,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-)
+from secagg.errors import UNDECIDED, MalformedMessage, Misuse, PeerError, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import AttemptContext, ClientId, ServerId, SessionContext
 from tests.harness.plain_hkdf import framed, hkdf_expand, hkdf_extract, shown
 

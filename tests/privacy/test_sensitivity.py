@@ -12,12 +12,7 @@ import pytest
 
 from secagg.errors import InvalidParameters, Misuse
 from secagg.privacy import accounting
-from secagg.privacy.accounting import (
-    Adjacency,
-    of_decoded_sum,
-    of_histogram,
-    of_vector,
-)
+from secagg.privacy.accounting import Adjacency, of_decoded_sum, of_histogram, of_vector
 
 Table = npt.NDArray[np.int64]
 Contribution = tuple[int, ...]

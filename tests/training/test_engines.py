@@ -18,16 +18,7 @@ from secagg.training import driver
 from secagg.training.configuration import Configuration, LocalTraining
 from secagg.training.engines import ENGINES, PlainModel, ThreadsEngine, make_engine, schedule_of, swapped
 from secagg.training.models import KeyedDropout, initial_parameters, model_factory
-from secagg.training.parts import (
-    Assignment,
-    Engine,
-    Examples,
-    ModelFactory,
-    Stream,
-    TrainedClient,
-    seed_of,
-    torch_seed,
-)
+from secagg.training.parts import Assignment, Engine, Examples, ModelFactory, Stream, TrainedClient, seed_of, torch_seed
 
 SIZES = (20, 5, 33, 8)
 EVERYTHING = LocalTraining(epochs=2, batch=8, rate=0.05, momentum=0.9, weight_decay=0.01, proximal=0.1, clip=0.3)

@@ -9,11 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secagg.compression.byte_accounting import (
-    Accounting,
-    parameter_count,
-    upload_bytes,
-)
+from secagg.compression.byte_accounting import Accounting, parameter_count, upload_bytes
 from secagg.compression.model_update import CalibrationSource, ModelUpdate
 from secagg.compression.model_update.scales import (
     STATISTICS,

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from secagg.errors import InvalidParameters
-from secagg.training.datasets.prepared import (
-    LEAST_EXAMPLES,
-    Dealing,
-    dirichlet_partition,
-    natural_partition,
-)
+from secagg.training.datasets.prepared import LEAST_EXAMPLES, Dealing, dirichlet_partition, natural_partition
 
 LABELS = np.arange(4000) % 10
 

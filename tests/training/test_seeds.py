@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secagg.errors import InvalidParameters
-from secagg.training.parts import (
-    Stream,
-    generator,
-    seed_bytes,
-    seed_of,
-    torch_seeded,
-)
+from secagg.training.parts import Stream, generator, seed_bytes, seed_of, torch_seeded
 
 words = st.integers(0, 2**32 - 1)
 seeds = st.tuples(words, words, words, words)

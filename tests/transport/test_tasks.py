@@ -38,16 +38,7 @@ from secagg.transport.server import Front, SumServer
 from tests.harness.commands import refusal
 from tests.harness.documents import ROOT
 from tests.harness.planted import always
-from tests.harness.wire_sums import (
-    CLIENTS,
-    LAYOUT,
-    MODEL,
-    headers_of,
-    joining,
-    plain_session,
-    quick_limits,
-    until,
-)
+from tests.harness.wire_sums import CLIENTS, LAYOUT, MODEL, headers_of, joining, plain_session, quick_limits, until
 from tests.harness.wire_town import Process, Town
 
 ONE, TWO = "heights", "weights"

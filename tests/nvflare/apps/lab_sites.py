@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from nvflare.tool.poc.poc_commands import (
-    _start_poc,
-    get_prod_dir,
-    prepare_poc_provision,
-    setup_service_config,
-)
+from nvflare.tool.poc.poc_commands import _start_poc, get_prod_dir, prepare_poc_provision, setup_service_config
 
 from secagg.nvflare import secure, statistics_job
 from tests.harness.town_of_sites import declared, people, write_declaration, write_people

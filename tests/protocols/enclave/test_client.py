@@ -15,14 +15,7 @@ from secagg.choices import ReleaseForm
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.contract.codewords import CodewordTable
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    AuthenticationFailed,
-    InvalidParameters,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    SecAggError,
-)
+from secagg.errors import AuthenticationFailed, InvalidParameters, Misuse, PeerMisbehaved, Reason, SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import Suite
 from secagg.privacy.accounting import Adjacency

@@ -15,13 +15,7 @@ import pytest
 from secagg.choices import Accumulation, ReleaseForm
 from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.contract.codewords import CodewordTable, summed_layout, tables_digest
-from secagg.errors import (
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    Reason,
-    SecAggError,
-)
+from secagg.errors import InvalidParameters, MalformedMessage, Misuse, Reason, SecAggError
 from secagg.parameters import Suite
 from secagg.privacy.kinds import NoiseKind
 from secagg.protocols.enclave.trusted import configuration as configuration_module

@@ -43,13 +43,7 @@ from secagg.protocols.enclave.trusted.histogram import HistogramAccumulator
 from secagg.protocols.enclave.trusted.messages import BufferRelease, Receipt, SealedUpload, uploads_digest
 from secagg.session.roles import LazyUpdate, Subject, Update
 from secagg.wire import MessageKind, Writer
-from tests.harness.enclave_buffers import (
-    RING_LAYOUT,
-    EnclaveSetup,
-    Host,
-    InsecureEnclaveSession,
-    model_digest,
-)
+from tests.harness.enclave_buffers import RING_LAYOUT, EnclaveSetup, Host, InsecureEnclaveSession, model_digest
 from tests.harness.planted import always
 
 MORE_THAN_A_STREAM_SEGMENT = Layout((RingSegment(64, (1 << 17) + 3), RingSegment(8, 5)))

@@ -13,13 +13,7 @@ from secagg.conformance.sessions import MODEL
 from secagg.contract import IndexSegment, Layout, ideal_aggregate
 from secagg.crypto.entropy import SystemCoins
 from secagg.crypto.secret import Secret
-from secagg.errors import (
-    InvalidParameters,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-    ThresholdNotMet,
-)
+from secagg.errors import InvalidParameters, Misuse, PeerMisbehaved, Reason, ThresholdNotMet
 from secagg.identifiers import ClientId, ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.light_secagg.server import STAGES, Server

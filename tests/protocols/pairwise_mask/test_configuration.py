@@ -17,14 +17,7 @@ from secagg.contract import IndexSegment, Layout, RingSegment
 from secagg.crypto.labels import Label, bind
 from secagg.crypto.mask_expansion import SEGMENT_BYTES
 from secagg.crypto.shamir import MAX_HOLDERS
-from secagg.errors import (
-    InternalError,
-    InvalidParameters,
-    MalformedMessage,
-    Misuse,
-    PeerMisbehaved,
-    Reason,
-)
+from secagg.errors import InternalError, InvalidParameters, MalformedMessage, Misuse, PeerMisbehaved, Reason
 from secagg.identifiers import ServerId
 from secagg.parameters import SecurityMode, Suite
 from secagg.privacy.accounting import Adjacency
