@@ -267,10 +267,7 @@ def _wire(cell: StudyCell) -> tuple[float, float]:
     share = 1 / configuration.compression.refresh if is_whole else 0.0
     return tuple(  # type: ignore[return-value]
         round(share * one + (1 - share) * other, 1)
-        for one, other in (
-            (first.wire_up, second.wire_up),
-            (first.paper_bytes, second.paper_bytes),
-        )
+        for one, other in ((first.wire_up, second.wire_up), (first.paper_bytes, second.paper_bytes))
     )
 
 

@@ -190,13 +190,7 @@ def draw(summary: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- matplotlib's
             places = [place for place, name in enumerate(schemes) if name in some]
             bars = [some[schemes[place]] for place in places]
             left = [place + (number - (len(AttackKind) - 1) / 2) * width for place in places]
-            axes.bar(
-                left,
-                [row["mean"] for row in bars],
-                width,
-                color=_COLOURS[number],
-                label=_ATTACKS[kind],
-            )
+            axes.bar(left, [row["mean"] for row in bars], width, color=_COLOURS[number], label=_ATTACKS[kind])
             for x, row in zip(left, bars, strict=True):
                 axes.plot([x] * len(row["accuracy"]), row["accuracy"], "_", color="#999999", markersize=5)
         axes.set_xticks(range(len(schemes)), [_NAMES[name].replace(", ", "\n") for name in schemes], fontsize=8)

@@ -27,10 +27,7 @@ from secagg.training.records import SUMMARY_NAME, RoundRecord
 from secagg.training.reports import STYLES, new_figure, read_runs
 
 COMMITTED: Final = Path(__file__).parent / "results" / "demo.json"
-RUNS: Final = {
-    "fashion-none": "uncompressed, pairwise masks",
-    "fashion-peak": "peak code, blocks of 128, enclave",
-}
+RUNS: Final = {"fashion-none": "uncompressed, pairwise masks", "fashion-peak": "peak code, blocks of 128, enclave"}
 CHANGES: Final = (
     "rounds=50",
     "engine=sequential",

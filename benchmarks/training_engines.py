@@ -185,11 +185,7 @@ def assignments_of(load: Load, clients: int) -> list[Assignment]:
     return [
         Assignment(
             client=client,
-            examples=_examples(
-                load,
-                int(size),
-                _coins(client),
-            ),
+            examples=_examples(load, int(size), _coins(client)),
             seed=seed_of(_SEED, Stream.TRAINING, client=client),
         )
         for client, size in enumerate(sizes)

@@ -280,13 +280,7 @@ def _optimizer(configuration: Configuration, cell: Cell) -> ServerOptimizer:
 
 
 def _one(  # noqa: PLR0913, PLR0917 -- a job's parts
-    task: Task,
-    cell: Cell,
-    job: Job,
-    configuration: Configuration,
-    pieces: Pieces,
-    stop_at: float,
-    out: Path,
+    task: Task, cell: Cell, job: Job, configuration: Configuration, pieces: Pieces, stop_at: float, out: Path
 ) -> None:
     """Run one run, and append its line."""
     began, run = time.time(), Run(configuration, pieces)

@@ -253,12 +253,7 @@ def _marked(key: str, value: str) -> str:
     return f"`{value}`"
 
 
-_HANDED: Final = (
-    "session.roles",
-    "session.client_policy",
-    "session.ledger",
-    "privacy.client_noise",
-)
+_HANDED: Final = ("session.roles", "session.client_policy", "session.ledger", "privacy.client_noise")
 _SUSPENDED: Final = {"pairwise_mask": ("session.sealed_state", "protocols.pairwise_mask.client_record")}
 """Modules of values that an application passes to a client, and of a suspended client's state."""
 

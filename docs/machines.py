@@ -67,13 +67,7 @@ def messages_of(protocol: str) -> list[Sent]:
     tables = ((CodewordTable(2, np.eye(4, dtype=np.int64)),),) if IndexSegment in entry.segments else ()
     clients = [ClientId(number) for number in range(1, _CLIENTS + 1)]
     subject = Subject(task=b"docs", round_number=1, layout=layout, capacity=100, tables=tables, model_digest=_MODEL)
-    facts = {
-        "population": _CLIENTS,
-        "corrupted": 1,
-        "dropped": 0,
-        "minimum_cohort": 3,
-        "maximum_cohort": _CLIENTS,
-    }
+    facts = {"population": _CLIENTS, "corrupted": 1, "dropped": 0, "minimum_cohort": 3, "maximum_cohort": _CLIENTS}
     settings = planned_settings(entry, facts)
     with closing(entry.simulate(settings, coins=SystemCoins(), clock=lambda: datetime.now(UTC))) as world:
         session = _opened(protocol, say, lambda: world.open(subject, frozenset(clients)))

@@ -86,9 +86,7 @@ SERVER: Final = Field(
 )
 """Which of two servers."""
 FLAG: Final = Field(
-    lambda writer, value: writer.integer(value, 1),
-    lambda reader, _: bool(_below(reader, 2, "no or yes")),
-    "1: 0 or 1",
+    lambda writer, value: writer.integer(value, 1), lambda reader, _: bool(_below(reader, 2, "no or yes")), "1: 0 or 1"
 )
 
 
@@ -109,19 +107,13 @@ def _below(reader: Reader, limit: int, what: str) -> int:
 def sized(size: Sizing, row: str) -> Field:
     """Return the field of bytes whose number depends on the message's place."""
     return Field(
-        lambda writer, value: writer.fixed(value, len(value)),
-        lambda reader, at: reader.fixed(size(at.place)),
-        row,
+        lambda writer, value: writer.fixed(value, len(value)), lambda reader, at: reader.fixed(size(at.place)), row
     )
 
 
 def borrowed(size: Sizing, row: str) -> Field:
     """Return a ``sized`` field without copies: a view of the sent value and of the received message."""
-    return Field(
-        lambda writer, value: writer.borrowed(value),
-        lambda reader, at: reader.view(size(at.place)),
-        row,
-    )
+    return Field(lambda writer, value: writer.borrowed(value), lambda reader, at: reader.view(size(at.place)), row)
 
 
 def buffers(size: Sizing, row: str) -> Field:

@@ -233,12 +233,7 @@ class UnexpectedMessage(PeerError):
     """A message that decodes, but is not expected now; culprits default to ``UNDECIDED``."""
 
     def __init__(
-        self,
-        *,
-        expected: str,
-        received: str,
-        reason: Reason = Reason.WRONG_KIND,
-        culprits: Iterable[Party] = UNDECIDED,
+        self, *, expected: str, received: str, reason: Reason = Reason.WRONG_KIND, culprits: Iterable[Party] = UNDECIDED
     ) -> None:
         message = f"expected {expected}, received {received}"
         super().__init__(message, reason=reason, culprits=culprits)

@@ -22,9 +22,7 @@ TEST = re.compile(r"^ *(def test|class Test)", re.MULTILINE)
 JUDGES = re.compile(
     r"^ +assert (?!True$).*$|^ +with pytest\.raises|\b(?:require|refuse|expect|check)\w*\(", re.MULTILINE
 )
-SAY_THAT_NOTHING_IS_RAISED = {
-    "test_other_clients_and_other_segments_are_queried_in_the_same_round",
-}
+SAY_THAT_NOTHING_IS_RAISED = {"test_other_clients_and_other_segments_are_queried_in_the_same_round"}
 THEOREM = re.compile(r"^Theorem (\w+)", re.MULTILINE)
 EVIDENCE = ("theorems", "families", "cases", "queries")
 OVERSTATED = re.compile(r"\b(provably secure|formally verified|verified end to end)\b", re.IGNORECASE)

@@ -153,12 +153,7 @@ PLANTED: list[tuple[tuple[str, ...], str, str, str]] = [
     (("outside a section",), SPLIT, END, "Hypothesis trusted : False.\n"),
     (("makes a coercion",), SPLIT, END, "Record hidden := Hide { shown :> bool }.\n"),
     (("not an allowed kind of sentence",), SPLIT, END, "Require Export masks.\n"),
-    (
-        ("a command inside a proof", "ends inside a proof"),
-        SPLIT,
-        END,
-        "Lemma d : nat.\nProof. exact: 0. Defined.\n",
-    ),
+    (("a command inside a proof", "ends inside a proof"), SPLIT, END, "Lemma d : nat.\nProof. exact: 0. Defined.\n"),
     (("must restate exactly",), SPLIT, END, "  Theorem unstated : true.\nProof. by []. Qed.\n"),
     (
         ("lacks their tag",),

@@ -36,13 +36,7 @@ def readme(repository: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "document",
-    [
-        "README.md",
-        "protocols/enclave/README.md",
-        "secagg/session/README.md",
-        "training/README.md",
-    ],
+    "document", ["README.md", "protocols/enclave/README.md", "secagg/session/README.md", "training/README.md"]
 )
 def test_every_python_block_runs(
     repository: Path, document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

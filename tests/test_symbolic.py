@@ -123,9 +123,7 @@ def readings(session: InsecurePairwiseSession) -> dict[str, Callable[[bytes], bo
 
 @pytest.mark.parametrize("model", OF_PAIRWISE_MASKS)
 def test_hashed_and_signed_contexts_have_the_fields_of_the_model(
-    model: str,
-    models: tuple[ModuleType, ModuleType],
-    session_and_bound: tuple[InsecurePairwiseSession, Bound],
+    model: str, models: tuple[ModuleType, ModuleType], session_and_bound: tuple[InsecurePairwiseSession, Bound]
 ) -> None:
     source, _ = models
     session, bound = session_and_bound

@@ -700,10 +700,7 @@ class WholeUpdates:
     def _plain(self, count: int) -> FixedPoint:
         steps = ((1 << (PLAIN_BITS - 1)) - 1) // self.most_uploads
         return FixedPoint(
-            length=count,
-            clip=math.ldexp(steps, -_FRACTION_BITS),
-            fraction_bits=_FRACTION_BITS,
-            modulus_bits=PLAIN_BITS,
+            length=count, clip=math.ldexp(steps, -_FRACTION_BITS), fraction_bits=_FRACTION_BITS, modulus_bits=PLAIN_BITS
         )
 
     def _joined(self, update: Update) -> Vector:

@@ -277,12 +277,7 @@ class _Tested:
         self._parts = [np.sort(part) for part in (order[:chosen], order[chosen:])]
         self._examples = [examples.at(part) for part in self._parts]
         self._evaluators = [
-            Evaluator(
-                factory,
-                some,
-                device=configuration.device,
-                threads=configuration.workers or None,
-            )
+            Evaluator(factory, some, device=configuration.device, threads=configuration.workers or None)
             if len(some)
             else None
             for some in self._examples
@@ -456,13 +451,7 @@ def read_grid(file: Path) -> Grid:
     return Grid(base, cells, tuple(tree.get("seeds", [base.seed])))
 
 
-def sweep(
-    grid: Grid,
-    out: Path,
-    *,
-    jobs: int = 1,
-    told: Callable[[str], None] | None = None,
-) -> list[dict[str, Any]]:
+def sweep(grid: Grid, out: Path, *, jobs: int = 1, told: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """Train the unfinished runs, and return every run's summary; a failed run's summary has its error.
 
     Args:

@@ -421,12 +421,7 @@ class Evaluator:
     """Evaluates models of one kind repeatedly on the same examples."""
 
     def __init__(
-        self,
-        factory: ModelFactory,
-        examples: Examples,
-        *,
-        device: str = "cpu",
-        threads: int | None = None,
+        self, factory: ModelFactory, examples: Examples, *, device: str = "cpu", threads: int | None = None
     ) -> None:
         if len(examples) == 0:
             raise InvalidParameters("there are no test examples to evaluate on")
@@ -668,12 +663,7 @@ _CHUNK_ON_GPU: Final = 64
 
 
 def make_engine(
-    name: str,
-    factory: ModelFactory,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    chunk: int | None = None,
+    name: str, factory: ModelFactory, *, device: str = "cpu", threads: int | None = None, chunk: int | None = None
 ) -> Engine:
     """Return an engine by its name.
 

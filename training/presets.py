@@ -88,10 +88,7 @@ def _family(
     for name, compression in (("none", _NONE), ("sq", sq), ("prune", pruning), ("pq", pq)):
         protocol = "enclave" if compression.scheme is Scheme.PRODUCT else "pairwise"
         run = replace(
-            base,
-            name=f"{base.name}-{name}",
-            compression=compression,
-            secagg=replace(base.secagg, protocol=protocol),
+            base, name=f"{base.name}-{name}", compression=compression, secagg=replace(base.secagg, protocol=protocol)
         )
         PRESETS[run.name] = run
 

@@ -619,11 +619,7 @@ def _operators(configuration: Configuration, parameters: Parameters, largest: in
             made_by=None if settings.scheme is not Scheme.ROTATED else _rounded(configuration),
         )
     return Operators(
-        settings=settings,
-        shapes=shapes,
-        seed=seed,
-        most_uploads=weight,
-        weights=Weights.of(configuration, largest),
+        settings=settings, shapes=shapes, seed=seed, most_uploads=weight, weights=Weights.of(configuration, largest)
     )
 
 

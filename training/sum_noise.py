@@ -113,10 +113,7 @@ def require_private(configuration: Configuration) -> None:
 
 def _conflicts(configuration: Configuration) -> Iterator[tuple[bool, str]]:
     secagg, source = configuration.secagg, configuration.compression.source
-    yield (
-        secagg.mode is SumMode.REAL and secagg.every != 1,
-        "other sums in the clear have none: set secagg.every = 1",
-    )
+    yield (secagg.mode is SumMode.REAL and secagg.every != 1, "other sums in the clear have none: set secagg.every = 1")
     yield configuration.local.clip is None, "noise is scaled to a maximum norm: set local.clip"
     yield (
         configuration.server.weighting is not Weighting.EQUAL,

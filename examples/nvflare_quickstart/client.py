@@ -34,9 +34,7 @@ def main() -> None:
         weights, error, examples = trained(model.params["numpy_key"], flare.get_site_name())
         flare.send(
             flare.FLModel(
-                params={"numpy_key": weights},
-                metrics={"error": error},
-                meta={"NUM_STEPS_CURRENT_ROUND": examples},
+                params={"numpy_key": weights}, metrics={"error": error}, meta={"NUM_STEPS_CURRENT_ROUND": examples}
             )
         )
 

@@ -164,13 +164,7 @@ WEAKENINGS = (
         "event(Lied(me, peer, c)) ==> event(Corrupted(me)) || event(Corrupted(peer)).",
         CLAIMS,
     ),
-    Weakening(
-        "a comparison of two inputs",
-        "proofs/claims.toml",
-        '"20000 secrets dealt"',
-        '"2 secrets dealt"',
-        CLAIMS,
-    ),
+    Weakening("a comparison of two inputs", "proofs/claims.toml", '"20000 secrets dealt"', '"2 secrets dealt"', CLAIMS),
     Weakening(
         "a theorem with a premise more, its own proof adapted",
         "proofs/coq/statements.v",

@@ -189,10 +189,7 @@ class Request:
         exact = [(signer, signature) for rank, signer, signature in sorted(there) if -rank >= TAKEN]
         views = [place.signature(pool, self._signatures) for place in self._viewers]
         plain = self._world.request_of(self.path.shown, self.contributors, self._listed(best), views)
-        for request in (
-            plain,
-            *(self._forgery(name, self._listed(exact[:quorum]), views) for name in self._forged),
-        ):
+        for request in (plain, *(self._forgery(name, self._listed(exact[:quorum]), views) for name in self._forged)):
             sequence = (*before, *self._paths.next(request, is_second=self._is_second))
             shares = self._shown_shares(sequence)
             if shares is not None:

@@ -164,19 +164,9 @@ DEFECTS: dict[str, tuple[Replacement, ...]] = {
     "input not spent": (altered(LazyUpdate, "take", ("self._make = self._make, None", "_ = self._make, None")),),
     "masks left out": ((round2_masked_input, "_apply_masks", _mask_half),),
     "self mask left out": (
-        altered(
-            round2_masked_input,
-            "_apply_masks",
-            ("vector.apply(add, subtract", "vector.apply(add[1:], subtract"),
-        ),
+        altered(round2_masked_input, "_apply_masks", ("vector.apply(add, subtract", "vector.apply(add[1:], subtract")),
     ),
-    "both shares shown": (
-        altered(
-            rounds3_4_unmasking,
-            "_show",
-            ("place.digest_of(hidden, other)", "bytes(hidden)"),
-        ),
-    ),
+    "both shares shown": (altered(rounds3_4_unmasking, "_show", ("place.digest_of(hidden, other)", "bytes(hidden)")),),
     "the other share shown": (
         altered(rounds3_4_unmasking, "revealed_secret", ("position in contributors", "position not in contributors")),
     ),

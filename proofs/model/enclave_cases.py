@@ -69,12 +69,7 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
     "a client is once in a buffer": (ReleaseRules, "admit", "entry.client in buffer.clients", "False"),
     "an update's age counts": (Models, "admit", "self._require_counted(version, culprits)", "pass"),
     "a number has one model": (Models, "admit", "self.digests.get(version) != digest", "False"),
-    "a model of an upload has one number": (
-        Models,
-        "admit",
-        "self.numbers.get(digest, version) != version",
-        "False",
-    ),
+    "a model of an upload has one number": (Models, "admit", "self.numbers.get(digest, version) != version", "False"),
     "a client's budget": (
         ReleaseRules,
         "admit",

@@ -33,13 +33,7 @@ class Offered(NamedTuple):
     round_number: int
 
 
-OFFERED = (
-    Offered(1, 0, 0),
-    Offered(1, 1, 0),
-    Offered(1, 0, 1),
-    Offered(2, 0, 0),
-    Offered(2, 0, 2),
-)
+OFFERED = (Offered(1, 0, 0), Offered(1, 1, 0), Offered(1, 0, 1), Offered(2, 0, 0), Offered(2, 0, 2))
 
 
 class Uploaded(NamedTuple):

@@ -80,10 +80,7 @@ def _released() -> list[Case]:
         Case("any sets, 4 clients, two rounds", replace(FOUR, attempts=2, rounds=True), ALL_SHARE, policy=False),
         Case("any rosters, 4 clients, threshold 2", FOUR, SUBSETS, policy=False),
         Case(
-            "any sets, 4 clients, 1 corrupted, threshold 2",
-            replace(FOUR, corrupted=frozenset({3})),
-            KEYS,
-            policy=False,
+            "any sets, 4 clients, 1 corrupted, threshold 2", replace(FOUR, corrupted=frozenset({3})), KEYS, policy=False
         ),
         Case("lists of 4 of 5, threshold 2", FIVE, ALL_SHARE, policy=False),
         Case("lists of 4 of 5, threshold 2, restarts", replace(FIVE, restarts=True), ALL_SHARE, policy=False),
@@ -128,12 +125,7 @@ def _attacked() -> list[Case]:
         _planted("seeds of all edges shown", hybrid, ALL_SHARE),
         _planted("a latch that claims nothing", replace(FIVE, restarts=True), ALL_SHARE),
         _planted("quorum too small", Setup(5, 2, 2, cohort=4), ALL_SHARE, defect=""),
-        _planted(
-            "quorum too small for 1 corrupted",
-            Setup(5, 2, 3, corrupted=frozenset({4})),
-            ALL_SHARE,
-            defect="",
-        ),
+        _planted("quorum too small for 1 corrupted", Setup(5, 2, 3, corrupted=frozenset({4})), ALL_SHARE, defect=""),
         _planted("semi_honest, the server deviates", Setup(5, 2, cohort=4), ALL_SHARE, defect=""),
     ]
 

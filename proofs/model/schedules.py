@@ -161,10 +161,7 @@ class Explorer:
 
     def _upload_and_sign(self, owner: Owner, path: Path, missing: Set) -> Outcome:
         world, shown, client = self.world, path.shown, owner[0]
-        messages = [
-            world.roster_message(shown, client),
-            world.shares_message(shown, client, path.sharers, missing),
-        ]
+        messages = [world.roster_message(shown, client), world.shares_message(shown, client, path.sharers, missing)]
         for index, contributors in enumerate(path.signed):
             message = world.survivors_message(shown, path.sharers, contributors)
             messages += self._paths.next(message, is_second=index > 0)

@@ -81,11 +81,7 @@ def cases() -> tuple[Case, ...]:
     return (*shipped, *made, *(_defective(*defect) for defect in DEFECTS))
 
 
-def _defective(
-    name: str,
-    make: Callable[[], Search],
-    defects: tuple[Replacement, ...] = (),
-) -> Case:
+def _defective(name: str, make: Callable[[], Search], defects: tuple[Replacement, ...] = ()) -> Case:
     return Case(f"two servers: {name}", make, defects, attacked=True)
 
 

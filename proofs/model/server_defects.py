@@ -72,12 +72,7 @@ CHECKS: dict[str, tuple[type, str, str, str]] = {
         "pass",
     ),
     "one commitment is heard": (Release, "read_commitment", "self.peer_commitment not in (None, theirs)", "False"),
-    "an upload is asked about once": (
-        IndexingServer,
-        "_say",
-        "pending.asked not in (None, question)",
-        "False",
-    ),
+    "an upload is asked about once": (IndexingServer, "_say", "pending.asked not in (None, question)", "False"),
 }
 """Checks of the rules and of the operator, by what each ensures: its place, and the replacement that removes it."""
 

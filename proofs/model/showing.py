@@ -179,10 +179,7 @@ class World(Clients):
             statement = self.endorsement_statement(shown, member, sharers, contributors)
             signature = ideal.IdealSignatureKey(key.public_key).sign(statement)
             return Endorsement(
-                position=shown.place(member),
-                identity_key=key.public_key,
-                certificate=certificate,
-                signature=signature,
+                position=shown.place(member), identity_key=key.public_key, certificate=certificate, signature=signature
             )
 
         own = [signed(member, self.impostor_keys[member], is_certified=False) for member in absent]

@@ -132,14 +132,7 @@ ROOMS: Final = (
     Room(
         "two servers: release, rules",
         _in("protocols/two_servers", "release.py", "offers.py"),
-        (
-            *_in(
-                "tests/protocols/two_servers",
-                "test_round_rules.py",
-                "test_server.py",
-            ),
-            *_TWO_SERVERS_ATTACKS,
-        ),
+        (*_in("tests/protocols/two_servers", "test_round_rules.py", "test_server.py"), *_TWO_SERVERS_ATTACKS),
     ),
     Room(
         "enclave: releases, buffers, messages",
@@ -225,10 +218,7 @@ ROOMS: Final = (
             ),
             *_in("tests/adversaries", "test_privacy_budgets.py", "test_standings.py"),
         ),
-        (
-            *_in("tests/adversaries", "test_one_message_epochs.py", "test_order_and_replays.py"),
-            "tests/session",
-        ),
+        (*_in("tests/adversaries", "test_one_message_epochs.py", "test_order_and_replays.py"), "tests/session"),
     ),
     Room(
         "pairwise: thresholds, policy, sets",
@@ -255,14 +245,7 @@ ROOMS: Final = (
     ),
     Room(
         "privacy: noise and rounding",
-        _in(
-            "secagg/privacy",
-            "client_noise.py",
-            "rounding.py",
-            "accounting.py",
-            "kinds.py",
-            "noise.py",
-        ),
+        _in("secagg/privacy", "client_noise.py", "rounding.py", "accounting.py", "kinds.py", "noise.py"),
         (
             *_in(
                 "tests/privacy",
@@ -278,12 +261,7 @@ ROOMS: Final = (
     ),
     Room(
         "pairwise: server",
-        _in(
-            "protocols/pairwise_mask",
-            "session.py",
-            "recovery.py",
-            "relay.py",
-        ),
+        _in("protocols/pairwise_mask", "session.py", "recovery.py", "relay.py"),
         (
             *_in(
                 "tests/protocols/pairwise_mask",
@@ -395,18 +373,8 @@ ROOMS: Final = (
     ),
     Room(
         "LightSecAgg",
-        _in(
-            "protocols/light_secagg",
-            "client.py",
-            "configuration.py",
-            "field.py",
-            "server.py",
-            "session.py",
-        ),
-        (
-            "tests/protocols/light_secagg",
-            *_in("tests/session", "test_conduct.py", "test_machine.py", "test_run.py"),
-        ),
+        _in("protocols/light_secagg", "client.py", "configuration.py", "field.py", "server.py", "session.py"),
+        ("tests/protocols/light_secagg", *_in("tests/session", "test_conduct.py", "test_machine.py", "test_run.py")),
         without=_OTHER_SESSIONS,
     ),
     Room(
@@ -444,11 +412,7 @@ ROOMS: Final = (
             *_ENCLAVE_ATTACKS,
         ),
     ),
-    Room(
-        "transport: exchange",
-        ("secagg/transport/exchange.py",),
-        ("tests/transport/test_exchange.py",),
-    ),
+    Room("transport: exchange", ("secagg/transport/exchange.py",), ("tests/transport/test_exchange.py",)),
     Room(
         "platforms: a server's round",
         _in("secagg/platforms", "server_round.py", "__init__.py"),

@@ -29,12 +29,7 @@ PACKED: Final = (170, 4000)
 LOCATED: Final = (60, 150)
 SUMS: Final = 20
 CODED: Final = (32, 4000)
-COMMITTEES: Final = (
-    (5, 1, 0),
-    (7, 1, 1),
-    (9, 1, 2),
-    (9, 0, 4),
-)
+COMMITTEES: Final = ((5, 1, 0), (7, 1, 1), (9, 1, 2), (9, 0, 4))
 """Numbers of holders, of corrupted and of absent ones."""
 PRIME: Final = (1 << 256) - 189
 FIELD: Final = (1 << 16) - 15

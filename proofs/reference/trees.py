@@ -27,10 +27,7 @@ from secagg.protocols.two_servers.point_functions.shares import NODE_BYTES, NODE
 
 SHAPES: Final = 50
 BLOCKS: Final = 12
-GROUPS: Final = (
-    *map(RingLanes, (1, 5, 8, 13, 16, 24, 32, 47, 64)),
-    *map(LaneField, (127, 8191, 131071)),
-)
+GROUPS: Final = (*map(RingLanes, (1, 5, 8, 13, 16, 24, 32, 47, 64)), *map(LaneField, (127, 8191, 131071)))
 
 
 class Md5Hash:

@@ -52,10 +52,7 @@ def differences_are_of_the_field(field: Field, modulus: int) -> Question:
     return _due(total, due, lanes.term == right, [z3.ULT(left, modulus), z3.ULT(right, modulus)])
 
 
-STATEMENTS: Final[tuple[Statement, ...]] = (
-    sums_are_of_the_field,
-    differences_are_of_the_field,
-)
+STATEMENTS: Final[tuple[Statement, ...]] = (sums_are_of_the_field, differences_are_of_the_field)
 
 
 def _memory(modulus: int) -> tuple[Memory, Memory, Term, Term]:

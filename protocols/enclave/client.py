@@ -222,11 +222,7 @@ class Client(OneStageClientSession):
     """
 
     def __init__(
-        self,
-        member: MemberParts,
-        subject: Subject,
-        update: LazyUpdate | None = None,
-        suspended: Secret | None = None,
+        self, member: MemberParts, subject: Subject, update: LazyUpdate | None = None, suspended: Secret | None = None
     ) -> None:
         """Begin a session; refuse a certificate for another key, and a client with neither an authority nor noise."""
         super().__init__(member.certificate.client, subject, update, suspended)

@@ -18,11 +18,7 @@ from .client import MOST_COLLATERAL_BYTES
 
 ENDORSEMENT: Final = "endorsement"
 KINDS: Final[Mapping[EvidenceFormat, type[SnpCollateral | IntelCollateral]]] = MappingProxyType(
-    {
-        EvidenceFormat.SNP: SnpCollateral,
-        EvidenceFormat.TDX: IntelCollateral,
-        EvidenceFormat.SGX: IntelCollateral,
-    }
+    {EvidenceFormat.SNP: SnpCollateral, EvidenceFormat.TDX: IntelCollateral, EvidenceFormat.SGX: IntelCollateral}
 )
 
 

@@ -21,11 +21,7 @@ from .verified_enclave import weaker
 
 
 def squared_sensitivities(
-    layout: Layout,
-    form: ReleaseForm,
-    tables: Tables,
-    l2_bounds: tuple[int, ...],
-    adjacency: Adjacency,
+    layout: Layout, form: ReleaseForm, tables: Tables, l2_bounds: tuple[int, ...], adjacency: Adjacency
 ) -> Iterator[int]:
     """Yield each released segment's squared L2 sensitivity to one client, in integer steps.
 

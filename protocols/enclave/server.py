@@ -239,10 +239,7 @@ class Server(StagedServerSession[ReadUpload]):
                 elif isinstance(segment, RowSegment):
                     values[position - 1].reshape(segment.blocks, -1)[values[position] == 0] = 0  # Still masked.
             self._sums = None
-            return (
-                Aggregate(configuration.released, tuple(values), released.contributors),
-                release.receipt,
-            )
+            return (Aggregate(configuration.released, tuple(values), released.contributors), release.receipt)
 
     def _open_sums(self) -> list[RingVector]:
         if self._sums is None:

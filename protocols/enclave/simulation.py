@@ -39,14 +39,7 @@ def describe(session: Server) -> tuple[str, ...]:
 class EnclaveSimulation(Confined):
     """A simulated enclave, its host and its clients; see ``Simulation``. Each task and layout starts a new epoch."""
 
-    def __init__(
-        self,
-        settings: EnclaveOptions,
-        *,
-        coins: Coins,
-        clock: Clock,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, settings: EnclaveOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         """Draw the authority's key; the first session starts an epoch."""
         self._settings, self._coins, self._clock, self._threads = settings, coins, clock, threads
         self._keys = SimulatedKeys(coins)

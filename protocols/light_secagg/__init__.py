@@ -13,8 +13,5 @@ if TYPE_CHECKING:
     from .session import open_session as open_session
 else:
     __getattr__, __dir__, __all__ = public_names(
-        __name__,
-        {
-            "session": "LightSecAggHelpers LightSecAggMember LightSecAggOptions open_session",
-        },
+        __name__, {"session": "LightSecAggHelpers LightSecAggMember LightSecAggOptions open_session"}
     )

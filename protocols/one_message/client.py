@@ -247,9 +247,7 @@ class Client(OneStageClientSession):
                 member.privacy.charge(noise)
 
         made = update.take(
-            configuration.layout,
-            [values.bounds for values in agreement.parameters.segments],
-            charge=charge,
+            configuration.layout, [values.bounds for values in agreement.parameters.segments], charge=charge
         )
         # From here on nothing is refused, even if the epoch has expired: a refusal would reveal how long training took.
         # The coins depend on the update, the sum and the key, so another update, sum or party never has the same ones.
@@ -310,8 +308,7 @@ def _require_subject(
     ):
         if mine != offered:
             raise InvalidParameters(
-                f"the offer's {name} differs from this client's; offer what it trains for",
-                reason=Reason.BELOW_FLOOR,
+                f"the offer's {name} differs from this client's; offer what it trains for", reason=Reason.BELOW_FLOOR
             )
     if subject.tables:
         raise InvalidParameters("this protocol sums ring elements and supports no codebooks; use a scheme without them")

@@ -185,11 +185,7 @@ def make_holder_keys(  # noqa: PLR0913 -- what the message has
     """Derive a holder's key pair for an epoch, and the message that publishes it."""
     pair = sealing_pair(record.suite, root, record.context)
     keys = HolderKeys(
-        record=record.context.digest,
-        position=position,
-        sealing_key=pair.public_key.encoded,
-        nonce=nonce,
-        until=until,
+        record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce, until=until
     )
     return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
 

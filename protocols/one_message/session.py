@@ -54,11 +54,7 @@ _WORD_BITS = 64
 
 
 def plan(
-    segments: Sequence[Values],
-    capacity: int,
-    committee: Committee,
-    *,
-    degrees: Sequence[int] = DEGREES,
+    segments: Sequence[Values], capacity: int, committee: Committee, *, degrees: Sequence[int] = DEGREES
 ) -> Parameters:
     """Return the parameters with the fewest bytes per client.
 
@@ -291,10 +287,7 @@ class OneMessageHelpers:
 
 
 def open_session(
-    subject: Subject,
-    settings: OneMessageOptions,
-    invited: frozenset[ClientId] | None,
-    helpers: OneMessageHelpers,
+    subject: Subject, settings: OneMessageOptions, invited: frozenset[ClientId] | None, helpers: OneMessageHelpers
 ) -> Server:
     """Start a sum of the running epoch.
 

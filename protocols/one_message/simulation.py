@@ -65,14 +65,7 @@ class _Ledger(Ledger):
 class OneMessageSimulation(Confined):
     """Holders, a server and its clients; see ``Simulation``. When an epoch expires, the next one begins."""
 
-    def __init__(
-        self,
-        settings: OneMessageOptions,
-        *,
-        coins: Coins,
-        clock: Clock,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, settings: OneMessageOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         del threads  # A product of polynomials is not divided.
         self._settings, self._coins, self._clock = settings, coins, clock
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None

@@ -67,18 +67,11 @@ class State(StrEnum):
 TRANSITIONS: Final[Mapping[State, tuple[frozenset[MessageKind], frozenset[State]]]] = {
     State.COLLECTING: (
         frozenset(
-            {
-                MessageKind.ONE_MESSAGE_OFFER_RECEIPT,
-                MessageKind.ONE_MESSAGE_UPLOAD,
-                MessageKind.ONE_MESSAGE_RECEIPT,
-            }
+            {MessageKind.ONE_MESSAGE_OFFER_RECEIPT, MessageKind.ONE_MESSAGE_UPLOAD, MessageKind.ONE_MESSAGE_RECEIPT}
         ),
         frozenset({State.CERTIFYING, State.ENDED}),
     ),
-    State.CERTIFYING: (
-        frozenset({MessageKind.ONE_MESSAGE_LIST_SIGNATURE}),
-        frozenset({State.OPENING, State.ENDED}),
-    ),
+    State.CERTIFYING: (frozenset({MessageKind.ONE_MESSAGE_LIST_SIGNATURE}), frozenset({State.OPENING, State.ENDED})),
     State.OPENING: (frozenset({MessageKind.ONE_MESSAGE_ANSWER}), frozenset({State.ENDED})),
     State.ENDED: (frozenset(), frozenset()),
 }
@@ -184,9 +177,7 @@ def _refusing(verdicts: Verdicts) -> frozenset[int]:
 
 def _lost(position: int, what: str, named: frozenset[Party]) -> PeerMisbehaved:
     return PeerMisbehaved(
-        f"{HolderId(position)} {what}; it counts as absent",
-        reason=Reason.SHARE_OUT_OF_RANGE,
-        culprits=named,
+        f"{HolderId(position)} {what}; it counts as absent", reason=Reason.SHARE_OUT_OF_RANGE, culprits=named
     )
 
 

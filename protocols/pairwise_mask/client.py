@@ -75,11 +75,7 @@ class Client(Confined):
     """
 
     def __init__(
-        self,
-        member: MemberParts,
-        subject: Subject,
-        update: LazyUpdate | None = None,
-        recording: Recorder | None = None,
+        self, member: MemberParts, subject: Subject, update: LazyUpdate | None = None, recording: Recorder | None = None
     ) -> None:
         """Prepare to take part in a session.
 

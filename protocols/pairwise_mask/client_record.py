@@ -298,11 +298,7 @@ def _step_of(record: ClientRecord, member: MemberParts, configuration: SessionCo
         return Shared(key_set, advertised.keys, advertised.self_mask_seed, record.edges)
     key_set = _verified_keys(member, roster, message.entries)
     masked = Masked(
-        key_set,
-        ClientSet.decode(record.sharers, roster.population),
-        record.delivered,
-        record.shares,
-        record.edge_seeds,
+        key_set, ClientSet.decode(record.sharers, roster.population), record.delivered, record.shares, record.edge_seeds
     )
     if not record.contributors:
         return masked

@@ -360,9 +360,7 @@ def _most_drawn(total: int, marked: int, drawn: int, log_probability: float) -> 
     Cached for simulations of thousands of clients.
     """
     return bisect_left(
-        range(min(marked, drawn)),
-        -log_probability,
-        key=lambda bound: -log_tail(bound + 1, total, marked, drawn),
+        range(min(marked, drawn)), -log_probability, key=lambda bound: -log_tail(bound + 1, total, marked, drawn)
     )
 
 

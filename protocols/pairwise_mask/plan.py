@@ -278,11 +278,7 @@ def graph_parameters(
 
 
 def _require_fewer(
-    topology: Topology,
-    mode: SecurityMode,
-    chosen: tuple[int, int, int, int],
-    assumptions: Assumptions,
-    population: int,
+    topology: Topology, mode: SecurityMode, chosen: tuple[int, int, int, int], assumptions: Assumptions, population: int
 ) -> None:
     """Refuse parameters that do not protect the remaining clients when all dropouts precede the graph."""
     degree, threshold, size, quorum = chosen

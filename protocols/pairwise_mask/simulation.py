@@ -61,14 +61,7 @@ def describe(session: Server) -> tuple[str, ...]:
 class PairwiseSimulation(Confined):
     """A server and its clients in one process; see ``Simulation``."""
 
-    def __init__(
-        self,
-        settings: PairwiseOptions,
-        *,
-        coins: Coins,
-        clock: Clock,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, settings: PairwiseOptions, *, coins: Coins, clock: Clock, threads: int = 1) -> None:
         self._clock = clock
         self._settings, self._coins, self._threads = settings, coins, threads
         self._keys = SimulatedKeys(coins) if settings.mode is SecurityMode.ACTIVE else None

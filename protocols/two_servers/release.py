@@ -46,10 +46,7 @@ def server_noise(settings: NoiseSettings, layout: Layout) -> ServerNoise | None:
         raise InvalidParameters(f"noise_multiplier must be positive; got {multiplier}")
     variances = tuple(ceil(multiplier**2 * len(squared) * one) for one in squared)
     return ServerNoise(
-        kind=settings.noise_kind,
-        variances=variances,
-        l2_bounds=settings.l2_bounds,
-        is_rotated=settings.is_rotated,
+        kind=settings.noise_kind, variances=variances, l2_bounds=settings.l2_bounds, is_rotated=settings.is_rotated
     )
 
 
@@ -198,11 +195,7 @@ class Release(Confined):
     """Both servers' signatures at the end of a round; ``RoundRules`` decides which steps are allowed."""
 
     def __init__(
-        self,
-        configuration: IndexingConfiguration,
-        stamp: RoundStamp,
-        peer_stamp: RoundStamp,
-        signing_key: SigningKey,
+        self, configuration: IndexingConfiguration, stamp: RoundStamp, peer_stamp: RoundStamp, signing_key: SigningKey
     ) -> None:
         self._configuration = configuration
         self._stamp, self._peer_stamp = stamp, peer_stamp
@@ -279,9 +272,7 @@ class Release(Confined):
             return self._aggregate(self._values(self.own_share(), self._stamp), theirs)
         except CapacityExceeded as error:
             raise PeerMisbehaved(
-                f"the two shares do not add up to a valid sum: {error}",
-                reason=Reason.SERVERS_DISAGREE,
-                culprits=NOBODY,
+                f"the two shares do not add up to a valid sum: {error}", reason=Reason.SERVERS_DISAGREE, culprits=NOBODY
             ) from None
 
     def wipe(self) -> None:

@@ -74,10 +74,7 @@ def _with_more_votes(shares: tuple[ServerShare, ServerShare], blocks: int) -> tu
             # One of the servers corrects the leaf on the path, whichever codeword was chosen.
             _raise(zero.shape.group, zero.correction.leaf[0, 0, :1])
             changed = zero.correction.freeze()
-            return (
-                TreeShare(0, zero.binding, zero.seed, changed),
-                TreeShare(1, one.binding, one.seed, changed),
-            )
+            return (TreeShare(0, zero.binding, zero.seed, changed), TreeShare(1, one.binding, one.seed, changed))
         case _:
             raise TypeError("the shares are not two halves of point functions")
 
@@ -101,10 +98,7 @@ def describe(session: Server) -> tuple[str, ...]:
         lines.append(f"indices are shared {shared}")
     if (noise := session.noise) is not None:
         lines.append(f"each server adds enough noise against the other server: {said_epsilon(noise)}")
-    return (
-        *lines,
-        f"a sum needs {configuration.minimum_cohort} clients and a list signed by both servers",
-    )
+    return (*lines, f"a sum needs {configuration.minimum_cohort} clients and a list signed by both servers")
 
 
 class TwoServersSimulation(Confined):
@@ -128,13 +122,7 @@ class TwoServersSimulation(Confined):
             maximum_lifetime=2 * settings.lifetime,
         )
         standing = StandingServer(
-            self._one,
-            self._zero.public,
-            policy,
-            StandingRounds(),
-            coins=coins,
-            clock=clock,
-            threads=threads,
+            self._one, self._zero.public, policy, StandingRounds(), coins=coins, clock=clock, threads=threads
         )
         self._asked, self._standing, self._count = asking(standing.answer), standing, 0
         self._ledgers = defaultdict[ClientId, SpentUpdates](SpentUpdates)

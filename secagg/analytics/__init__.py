@@ -18,9 +18,5 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = public_names(
         __name__,
-        {
-            "declaration": "Declaration Statistic Variable",
-            "plan": "Plan Results summed",
-            "data": "Site read_site",
-        },
+        {"declaration": "Declaration Statistic Variable", "plan": "Plan Results summed", "data": "Site read_site"},
     )

@@ -94,8 +94,7 @@ class Answering:
         """Check the terms of a platform's session; refuse another declaration."""
         if terms.parameters != encode_parameters(self.plan.update):
             raise InvalidParameters(
-                "the server's declaration differs from this site's; compare the two files",
-                reason=Reason.BELOW_FLOOR,
+                "the server's declaration differs from this site's; compare the two files", reason=Reason.BELOW_FLOOR
             )
         return replace(node, settings=self.node).begun(terms)
 

@@ -144,10 +144,7 @@ async def _contribute(options: argparse.Namespace) -> Outcome:
 def _offered(options: argparse.Namespace, identity: ClientIdentity | None) -> tuple[ClientNode, _UpdateFor]:
     """Return this client's node, and a function that makes its update for a session description."""
     # A client with a key trusts its authority, not the server.
-    usual = {
-        "protocols": (options.protocol,),
-        "modes": "semi_honest" if options.identity is None else "active",
-    }
+    usual = {"protocols": (options.protocol,), "modes": "semi_honest" if options.identity is None else "active"}
     if options.model is None and (options.base or options.examples):
         raise InvalidParameters("--base and --examples only apply with --model; add it, or leave them out")
     if options.statistics is not None:

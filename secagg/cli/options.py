@@ -371,10 +371,7 @@ def _add_wire(commands: Any) -> None:  # noqa: ANN401 -- argparse names the type
     serve.add_argument("--listen", default="127.0.0.1:8750", metavar="HOST:PORT", help="(default: %(default)s)")
     serve.add_argument("--state", type=Path, metavar="DIR", help="folder of the session, to resume it after a crash")
     serve.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="file for the mean (.npy), the next model, or the statistics (JSON)",
+        "--out", type=Path, metavar="FILE", help="file for the mean (.npy), the next model, or the statistics (JSON)"
     )
     more = serve.add_argument_group("further options")
     more.add_argument("--bits", type=int, help="bits of one value (default: 16; not with --model)")

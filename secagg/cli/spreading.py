@@ -206,11 +206,7 @@ def options_of_groups(options: argparse.Namespace) -> dict[int, argparse.Namespa
     return {
         clients.start: argparse.Namespace(
             **vars(options)
-            | {
-                "clients": len(clients),
-                "drop": dealt(options.drop, group),
-                "cheat": dealt(options.cheat, group),
-            }
+            | {"clients": len(clients), "drop": dealt(options.drop, group), "cheat": dealt(options.cheat, group)}
         )
         for group, clients in enumerate(divided(options.clients, options.groups))
     }

@@ -73,13 +73,7 @@ def segment_count(ring: Ring, length: int) -> int:
 
 
 def expand(  # noqa: PLR0913 -- all but three have defaults
-    key: Secret,
-    ring: Ring,
-    length: int,
-    *,
-    start: int = 0,
-    first_segment: int = 0,
-    generator: Generator | None = None,
+    key: Secret, ring: Ring, length: int, *, start: int = 0, first_segment: int = 0, generator: Generator | None = None
 ) -> RingVector:
     """Return coordinates [start, start + length) of a key's mask."""
     _check_range(ring, start, length, first_segment)

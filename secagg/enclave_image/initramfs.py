@@ -19,13 +19,7 @@ LOADER: Final = "usr/lib64/ld-linux-x86-64.so.2"
 LIBRARY: Final = "usr/lib/x86_64-linux-gnu"
 _STANDARD: Final = f"usr/lib/python{PYTHON}"
 _FOUND_IN: Final = (LIBRARY, f"{LIBRARY}/blas", f"{LIBRARY}/lapack", "usr/lib64")
-_ENDINGS: Final = (
-    "/__init__.py",
-    ".py",
-    f".cpython-{PYTHON.replace('.', '')}-x86_64-linux-gnu.so",
-    ".abi3.so",
-    ".so",
-)
+_ENDINGS: Final = ("/__init__.py", ".py", f".cpython-{PYTHON.replace('.', '')}-x86_64-linux-gnu.so", ".abi3.so", ".so")
 _EMPTY_FOLDERS: Final = ("dev", "proc", "sys", "tmp", "lib/modules")
 INIT: Final = f"""#!/{INTERPRETER} -ISB
 import sys

@@ -20,10 +20,6 @@ else:
     __getattr__, __dir__, __all__ = needing(
         "flwr",
         __name__,
-        {
-            "client": "SecAggMod",
-            "server_grid": "SecAggFitWorkflow SecAggGrid",
-            "analytics": "SiteStatistics ask",
-        },
+        {"client": "SecAggMod", "server_grid": "SecAggFitWorkflow SecAggGrid", "analytics": "SiteStatistics ask"},
     )
     __all__ += ["SecAggSettings"]

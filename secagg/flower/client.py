@@ -170,12 +170,7 @@ class ClientRound:
             raise SupersededError
 
     def _joined(
-        self,
-        message: Message,
-        context: Context,
-        call_next: ClientAppCallable,
-        terms: Terms,
-        suspended: Secret | None,
+        self, message: Message, context: Context, call_next: ClientAppCallable, terms: Terms, suspended: Secret | None
     ) -> tuple[ClientSession, NodeRound]:
         """Join the session with these terms; it refuses anything that differs from them."""
         node = Node(
@@ -241,8 +236,7 @@ def _take(context: Context) -> tuple[bytes, Terms]:
     sealed, terms = record.get("sealed"), Terms.parsed(record)
     if not isinstance(sealed, bytes) or terms is None:
         raise Misuse(
-            "there is no session to resume: this client has not begun it, or has left it",
-            reason=Reason.ALREADY_SPENT,
+            "there is no session to resume: this client has not begun it, or has left it", reason=Reason.ALREADY_SPENT
         )
     context.state[STATE_RECORD] = ConfigRecord()
     return sealed, terms

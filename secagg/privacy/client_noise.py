@@ -268,10 +268,7 @@ class ClientNoise:
             f"{self.honest} contributors are honest: {said_epsilon(self, delta, releases)} after {releases} "
             f"{'sum' if releases == 1 else 'sums'} with one client, its update {said}"
         )
-        lines = [
-            first,
-            f"noise of the mean over {self.capacity}: {energy:.3g} of the energy of the longest update",
-        ]
+        lines = [first, f"noise of the mean over {self.capacity}: {energy:.3g} of the energy of the longest update"]
         if energy > MOST_NOISE:
             lines.append(
                 f"warning: noise dominates the model, because {energy:.3g} is above {MOST_NOISE}: use about "

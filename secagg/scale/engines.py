@@ -187,8 +187,7 @@ def connect(count: int, address: str = "") -> Any:  # noqa: ANN401 -- an optiona
         ray: Any = import_module("ray")
     except ImportError:
         raise InvalidParameters(
-            "several machines need Ray: run pip install '.[ray]' in a checkout",
-            reason=Reason.BACKEND_MISSING,
+            "several machines need Ray: run pip install '.[ray]' in a checkout", reason=Reason.BACKEND_MISSING
         ) from None
     if not _has_tokens():
         raise InvalidParameters(

@@ -98,13 +98,7 @@ class LazyUpdate(Confined):
         """Return the upload that the session's ledgers are charged with."""
         return Spent(subject.task, subject.round_number, self.model_for(subject))
 
-    def take(
-        self,
-        layout: Layout,
-        bounds: Bounds = (),
-        *,
-        charge: Callable[[], None] = lambda: None,
-    ) -> Update:
+    def take(self, layout: Layout, bounds: Bounds = (), *, charge: Callable[[], None] = lambda: None) -> Update:
         """Create the update, once; sessions call this after every check.
 
         After ``charge`` nothing is refused, so whether and how a client answers reveals nothing about its data. Values

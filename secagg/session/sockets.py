@@ -362,8 +362,7 @@ class SocketAsk:
         with self._lock:
             if self._is_lost:
                 raise HelperLost(
-                    f"the connection to {self._address} is closed; start another session",
-                    "its connection was closed",
+                    f"the connection to {self._address} is closed; start another session", "its connection was closed"
                 )
             try:
                 answer = self._exchanged(request)

@@ -194,9 +194,7 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
                 )
             if not self._is_in(sender):
                 raise PeerMisbehaved(
-                    f"{sender} was not invited, or has left",
-                    reason=Reason.NOT_ELIGIBLE,
-                    culprits=unverified(sender),
+                    f"{sender} was not invited, or has left", reason=Reason.NOT_ELIGIBLE, culprits=unverified(sender)
                 )
             try:
                 with self._losing(), blaming(*unverified(sender)):

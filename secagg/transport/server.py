@@ -356,7 +356,7 @@ class Front:
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/status", self._status, methods=["GET"]),
-            ],
+            ]
         )
         self.app.router.redirect_slashes = False
 

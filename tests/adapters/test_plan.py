@@ -21,12 +21,7 @@ from tests.harness.lora import Model
 
 A = ["first.lora_A.weight", "second.lora_A.weight"]
 B = ["first.lora_B.weight", "second.lora_B.weight"]
-PEAK: dict[str, Any] = {
-    "protocol": "enclave",
-    "roster": "roster.txt",
-    "compression": "peak",
-    "weighting": "uniform",
-}
+PEAK: dict[str, Any] = {"protocol": "enclave", "roster": "roster.txt", "compression": "peak", "weighting": "uniform"}
 BOTH = [A[0], B[0], A[1], B[1]]
 
 
@@ -78,12 +73,7 @@ def test_methods_that_need_single_clients_are_refused_with_the_reason(method: st
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({"use_dora": True}, "use_dora"),
-        ({"bias": "all"}, "bias"),
-        ({"peft_type": "IA3"}, "IA3"),
-    ],
+    ("changes", "advice"), [({"use_dora": True}, "use_dora"), ({"bias": "all"}, "bias"), ({"peft_type": "IA3"}, "IA3")]
 )
 def test_adapters_without_an_exact_sum_are_refused(changes: dict[str, Any], advice: str) -> None:
     with pytest.raises(InvalidParameters, match=advice):

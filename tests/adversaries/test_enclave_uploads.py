@@ -398,10 +398,7 @@ def certificates_of(session: InsecureEnclaveSession) -> dict[ClientId, Certifica
 def opened(layout: Layout = MIXED_LAYOUT, **named: Any) -> InsecureEnclaveSession:
     session = InsecureEnclaveSession(EnclaveSetup(layout=layout, **named))
     session.host = Host(
-        session.configuration,
-        session.enclave,
-        epoch=session.enclave.offer.epoch,
-        certificates=certificates_of(session),
+        session.configuration, session.enclave, epoch=session.enclave.offer.epoch, certificates=certificates_of(session)
     )
     session.host.open_buffer(0, MODEL.digest)
     session.host.receive(session.seal(6).shortened())

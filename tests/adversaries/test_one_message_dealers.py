@@ -309,11 +309,7 @@ def test_a_holder_that_judges_one_delivery_twice_is_named_with_the_way() -> None
 
 @pytest.mark.parametrize(
     ("verdict", "count", "left_out", "is_lost"),
-    [
-        (Verdict.OFF_POLYNOMIAL, 2, 2, False),
-        (Verdict.DOES_NOT_OPEN, 5, 0, True),
-        (Verdict.NOT_AUTHENTIC, 1, 0, True),
-    ],
+    [(Verdict.OFF_POLYNOMIAL, 2, 2, False), (Verdict.DOES_NOT_OPEN, 5, 0, True), (Verdict.NOT_AUTHENTIC, 1, 0, True)],
 )
 def test_a_holder_that_refuses_clients(verdict: Verdict, count: int, left_out: int, is_lost: bool) -> None:  # noqa: FBT001
     world = InsecureSum(SumSetup())

@@ -49,9 +49,7 @@ def test_a_committee_that_the_authority_did_not_sign() -> None:
 UNSIGNABLE: list[tuple[Callable[[InsecureSum], dict[str, Any]], str]] = [
     (lambda world: {"holders": (world.record.holders[0], *world.record.holders[:4])}, "a holder is listed twice"),
     (
-        lambda world: {
-            "holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99)),
-        },
+        lambda world: {"holders": (*world.record.holders[:4], replace(world.record.holders[0], number=99))},
         "two holders have the same key",
     ),
     (lambda _: {"threshold": 2}, "need a threshold of 3 to 5; got 2"),

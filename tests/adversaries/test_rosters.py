@@ -184,8 +184,7 @@ def with_a_certificate_of_its_own(session: InsecurePairwiseSession, entries: Ent
 
 
 @pytest.mark.parametrize(
-    "forge",
-    [swapped, renamed, with_keys_of_the_corrupted, signed_by_the_corrupted, with_a_certificate_of_its_own],
+    "forge", [swapped, renamed, with_keys_of_the_corrupted, signed_by_the_corrupted, with_a_certificate_of_its_own]
 )
 def test_keys_that_their_certified_owner_did_not_sign_are_refused_in_active_mode(
     forge: Callable[[InsecurePairwiseSession, Entries], Entries], refused: Refused, goes_on: GoesOn

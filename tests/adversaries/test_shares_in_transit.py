@@ -32,10 +32,7 @@ from tests.harness.pairwise_sessions import Delivery, InsecurePairwiseSession, S
 Refused = Callable[..., SecAggError]
 GoesOn = Callable[..., None]
 HEADER_BYTES = 7
-SUITE_CLASSES: dict[Suite, type[ClassicSuite | HybridSuite]] = {
-    Suite.CLASSIC: ClassicSuite,
-    Suite.HYBRID: HybridSuite,
-}
+SUITE_CLASSES: dict[Suite, type[ClassicSuite | HybridSuite]] = {Suite.CLASSIC: ClassicSuite, Suite.HYBRID: HybridSuite}
 
 
 def at_delivery(
@@ -76,11 +73,7 @@ def held_by(session: InsecurePairwiseSession, holder: int) -> list[int]:
 
 Seal = Callable[[Callable[[Secret], bytes], Secret], bytes]
 CROOKED: dict[str, tuple[Seal, type[PeerError], Reason]] = {
-    "does not open": (
-        lambda seal, both: flipped(seal(both), -1),
-        AuthenticationFailed,
-        Reason.AUTHENTICATION_FAILED,
-    ),
+    "does not open": (lambda seal, both: flipped(seal(both), -1), AuthenticationFailed, Reason.AUTHENTICATION_FAILED),
     "is no field element": (
         lambda seal, _: seal(Secret("shares", PRIME.to_bytes(32, "big") * 2)),
         PeerMisbehaved,

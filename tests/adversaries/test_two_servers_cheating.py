@@ -46,10 +46,7 @@ def with_lanes(shares: Shares, added: dict[tuple[int, int], int]) -> Shares:
         place = lane // shape.lanes_per_piece, block, lane % shape.lanes_per_piece
         leaf[place] = (int(leaf[place]) + value) % order
     correction = replace(zero.correction, leaf=leaf).freeze()
-    return (
-        TreeShare(0, zero.binding, zero.seed, correction),
-        TreeShare(1, one.binding, one.seed, correction),
-    )
+    return (TreeShare(0, zero.binding, zero.seed, correction), TreeShare(1, one.binding, one.seed, correction))
 
 
 Added = dict[tuple[int, int], int]

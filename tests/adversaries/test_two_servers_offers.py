@@ -120,12 +120,7 @@ def test_a_client_with_default_policy_refuses_all_modes_but_the_checked_one() ->
     )
     assert default.sharings == {SharingMode.CHECKED_POINT_FUNCTIONS}
     for mode in set(SharingMode) - default.sharings:
-        is_below(
-            made,
-            client_of(made, default),
-            "mode",
-            configuration=replace(made.configuration, mode=mode),
-        )
+        is_below(made, client_of(made, default), "mode", configuration=replace(made.configuration, mode=mode))
 
 
 def test_longer_vectors_than_a_client_will_share_are_refused() -> None:
@@ -408,12 +403,7 @@ def test_an_offer_is_for_one_round_and_from_one_server(raises_exactly: Check) ->
     ]
     for offered, culprit in wrong:
         step = partial(
-            client.share,
-            ROUND.payload_of(1),
-            configuration=made.configuration,
-            round_number=7,
-            offers=offered,
-            now=NOW,
+            client.share, ROUND.payload_of(1), configuration=made.configuration, round_number=7, offers=offered, now=NOW
         )
         raises_exactly(step, PeerMisbehaved, Reason.WRONG_SESSION, *unverified(ServerId(culprit)))
     assert client.ledger.last(ROUND.task) == -1

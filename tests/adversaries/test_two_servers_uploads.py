@@ -328,12 +328,7 @@ def test_everybody_may_vote_for_one_codeword(both_refuse: Check) -> None:
     assert made.configuration.group.order == 127
     payload = replace(made.setup.payload_of(1), values=(np.zeros_like(made.setup.payload_of(1).values[0]),))
     made.upload(*range(1, cohort + 1), payload=payload)
-    both_refuse(
-        made,
-        made.share(cohort + 1, payload=payload),
-        PeerMisbehaved,
-        Reason.BUFFER_FULL,
-    )
+    both_refuse(made, made.share(cohort + 1, payload=payload), PeerMisbehaved, Reason.BUFFER_FULL)
     made.check()
     for result in made.finish():
         assert np.asarray(result.aggregate.values[0]).tolist() == [[cohort, 0, 0]]

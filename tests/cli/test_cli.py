@@ -114,10 +114,7 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
     [
         ("rund", "argument COMMAND: unknown value 'rund'; did you mean round? (`secagg --help`)"),
         ("plan --model femnst", "femnst is neither .npz nor .safetensors; name a file of named tensors"),
-        (
-            "plan --blocks 99 --codewrds 64",
-            "there is no --codewrds; did you mean --codewords? (`secagg plan --help`)",
-        ),
+        ("plan --blocks 99 --codewrds 64", "there is no --codewrds; did you mean --codewords? (`secagg plan --help`)"),
         ("plan --blocks 99 --absent 3", "there is no --absent; did you mean --dropped? (`secagg plan --help`)"),
         ("plan --blocks 99 --dropouts=3", "there is no --dropouts; did you mean --dropped? (`secagg plan --help`)"),
         (
@@ -126,10 +123,7 @@ def test_there_are_twelve_commands_whose_first_options_fit_a_screen(
         ),
         ("demo --clents=3", "there is no --clents; did you mean --clients? (`secagg demo --help`)"),
         ("demo spare", "unrecognized arguments: spare (`secagg demo --help`)"),
-        (
-            "server kees",
-            "argument COMMAND: unknown value 'kees'; did you mean keys? (`secagg server --help`)",
-        ),
+        ("server kees", "argument COMMAND: unknown value 'kees'; did you mean keys? (`secagg server --help`)"),
         (
             "round --protocol secagg+",
             "argument --protocol: there is no protocol 'secagg+'; did you mean pairwise? (`secagg round --help`)",

@@ -153,9 +153,7 @@ def test_a_sum_that_does_not_say_what_was_revealed_is_refused(
 
 
 @pytest.mark.parametrize(
-    "others",
-    [{"group": 0}, {"group": 4}, {"group": "2"}, {"group": True}, {"group": None}, {"clients": 2.0}],
-    ids=str,
+    "others", [{"group": 0}, {"group": 4}, {"group": "2"}, {"group": True}, {"group": None}, {"clients": 2.0}], ids=str
 )
 @pytest.mark.parametrize("is_first", [False, True], ids=["second", "first"])
 def test_a_sum_of_no_group_is_refused(

@@ -48,10 +48,7 @@ def test_the_scope_has_our_filter_last_and_jobs_that_send_logs_have_nothing(
     kit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert forced(kit, "--policy", "minimum-cohort=10", "identity=/etc/secagg/client-3.key", "--write") == 0
-    assert written(kit, "secagg.json") == {
-        "secagg-minimum-cohort": 10,
-        "secagg-identity": "/etc/secagg/client-3.key",
-    }
+    assert written(kit, "secagg.json") == {"secagg-minimum-cohort": 10, "secagg-identity": "/etc/secagg/client-3.key"}
     (scope,) = written(kit, "privacy.json")["scopes"]
     ours = [{"path": "secagg.nvflare.forced_site.SiteFilter"}]
     assert scope["task_data_filters"] == scope["task_result_filters"] == ours

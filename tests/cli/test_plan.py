@@ -65,7 +65,7 @@ def test_every_column_stands_in_one_line_for_each_combination(capsys: pytest.Cap
     assert (rounded[6], rounded[8]) == ("0 B", "5")
     assert all(re.fullmatch(r"[\d.]+ m?s", cell) for cell in rounded[9:])
     assert [row[2] for row in rows if row[:2] == ["product quantization, 32 x 4", "two-servers"]] == [
-        *("depth 0", "depth 0, checked"),
+        *("depth 0", "depth 0, checked")
     ]
     assert rows[0][:2] == ["peak code, 1 of 645", "enclave"]
     # Sixteen rows of two that take indices, four schemes by others, and rounded values by those that round.
@@ -161,7 +161,7 @@ def test_json_holds_all_figures_of_the_table(plan_of: Plan) -> None:
         "trust": find("two-servers").trust,
     }
     assert [sentence.split(":")[0] for sentence in plan["left out"]] == [
-        *("two-servers, dithered quantization", "lightsecagg, dithered quantization"),
+        *("two-servers, dithered quantization", "lightsecagg, dithered quantization")
     ]
     assert plan["advice"][1].startswith("  pairwise: ")
 

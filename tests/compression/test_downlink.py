@@ -445,11 +445,7 @@ def test_numbers_that_are_not_finite_are_refused(wrong: float) -> None:
 def test_scales_and_codes_out_of_range_are_refused() -> None:
     for scales, last in (((0.0,), 0), ((-1.0,), 0), ((1.0,), 4097)):
         told = DownlinkSum(
-            round_number=0,
-            scales=scales,
-            gains=Gains(1.0, last),
-            digest=bytes(32),
-            sums=np.zeros(4096, np.int32),
+            round_number=0, scales=scales, gains=Gains(1.0, last), digest=bytes(32), sums=np.zeros(4096, np.int32)
         )
         with pytest.raises(MalformedMessage):
             DownlinkSum.decode(told.encode(), 4096)

@@ -33,11 +33,7 @@ CANDIDATE = Candidate(
     error=0,
     ulps=0,
     extremes=[np.full(3, 100), np.full(3, -100)],
-    bad_updates={
-        "floats": np.zeros(3),
-        "truths": np.zeros(3, dtype=np.bool_),
-        "durations": np.zeros(3, dtype="m8[s]"),
-    },
+    bad_updates={"floats": np.zeros(3), "truths": np.zeros(3, dtype=np.bool_), "durations": np.zeros(3, dtype="m8[s]")},
     others={
         "another length": lambda: scheme(length=4),
         "another bound": lambda: scheme(bound=101),

@@ -252,8 +252,7 @@ def test_an_update_of_another_epoch_is_refused() -> None:
     old, new = model(epoch=3), model(epoch=4)
     stale = aggregate(old, update_of())
     with pytest.raises(
-        Misuse,
-        match=r"^the layout does not have the public parameters of epoch 4; get the parameters of epoch 4",
+        Misuse, match=r"^the layout does not have the public parameters of epoch 4; get the parameters of epoch 4"
     ) as caught:
         new.decode(stale)
     assert caught.value.reason is Reason.LAYOUT_MISMATCH

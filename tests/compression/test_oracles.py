@@ -250,11 +250,7 @@ def upload_sizes(given: Case, expected: Results) -> Results:
         codewords, block = int(caps["k"]), int(caps["d"])
         upload = upload_bytes(product_quantization_layout(shapes, codewords, block), Accounting.PAPER)
         books = codebook_bytes(shapes, codewords, block)
-        sizes[key] = {
-            "reported": float(upload + books),
-            "codebooks": books,
-            "uplink_without_codebooks": float(upload),
-        }
+        sizes[key] = {"reported": float(upload + books), "codebooks": books, "uplink_without_codebooks": float(upload)}
     return {"bytes": sizes} if "bytes" in expected else sizes
 
 

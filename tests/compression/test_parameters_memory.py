@@ -16,9 +16,7 @@ from secagg.compression.custom import CustomScheme
 from secagg.compression.fixed_point import FixedPoint, Identity
 from secagg.compression.model_update import ModelUpdate, TensorScheme, decode_parameters, encode_parameters
 from secagg.compression.model_update.public_parameters import MOST_FILLED, MOST_SIGNS
-from secagg.compression.model_update.public_parameters import (
-    _Tag as Tag,  # pyright: ignore[reportPrivateUsage]
-)
+from secagg.compression.model_update.public_parameters import _Tag as Tag  # pyright: ignore[reportPrivateUsage]
 from secagg.compression.peak import MOST_SUMMED_PLACES, LevelCode, PeakCode, level_votes
 from secagg.compression.product_quantization import Codebook, ProductQuantization
 from secagg.compression.random_pruning import RandomPruning

@@ -100,8 +100,7 @@ CANDIDATES = (
     candidate("symmetric", scheme()),
     candidate("affine", scheme(bits=8, modulus_bits=16, scales=(0.01,), zero_points=(-77,))),
     candidate(
-        "affine_by_channel",
-        scheme(shape=(2, 2, 2), bits=5, modulus_bits=10, scales=(0.5, 3.0), zero_points=(3, -8)),
+        "affine_by_channel", scheme(shape=(2, 2, 2), bits=5, modulus_bits=10, scales=(0.5, 3.0), zero_points=(3, -8))
     ),
     candidate("stochastic", scheme(shape=(2, 3), rounding=Rounding.STOCHASTIC, zero_points=(2,)), ulps=16.0),
     candidate("most_bits", scheme(shape=(), bits=16, modulus_bits=40, scales=(2.0**-11,), zero_points=(-9,))),
@@ -324,12 +323,7 @@ def test_calibration_passes_every_other_parameter_on() -> None:
         OWN_RANGE, bits=3, modulus_bits=5, rounding=Rounding.STOCHASTIC, wrapping_weight=9, per_channel=True
     )
     assert decoder == ScalarQuantization(
-        shape=(2, 4),
-        bits=3,
-        modulus_bits=5,
-        scales=decoder.scales,
-        rounding=Rounding.STOCHASTIC,
-        wrapping_weight=9,
+        shape=(2, 4), bits=3, modulus_bits=5, scales=decoder.scales, rounding=Rounding.STOCHASTIC, wrapping_weight=9
     )
 
 

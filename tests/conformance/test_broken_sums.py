@@ -227,10 +227,6 @@ def test_a_broken_scheme_is_rejected_by_exactly_the_laws_that_it_violates(
     assert rejecting(candidate, expected) == expected
 
 
-@pytest.mark.parametrize(
-    ("candidate", "law"),
-    cases(described("Quantized", Quantized)),
-    ids=str,
-)
+@pytest.mark.parametrize(("candidate", "law"), cases(described("Quantized", Quantized)), ids=str)
 def test_a_correct_scheme_keeps_every_law(candidate: Candidate, law: Law) -> None:
     law.check(candidate)

@@ -352,14 +352,7 @@ def test_an_update_must_be_a_tree_of_arrays(strange: Any) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        np.zeros(3),
-        np.zeros((2, 1)),
-        [np.zeros(2)],
-        np.array([0.0, -0.0]),
-        np.array([0.0, 1.0]),
-        np.zeros(2, np.int64),
-    ],
+    [np.zeros(3), np.zeros((2, 1)), [np.zeros(2)], np.array([0.0, -0.0]), np.array([0.0, 1.0]), np.zeros(2, np.int64)],
     ids=repr,
 )
 def test_arrays_that_are_not_identical_differ(other: Update) -> None:

@@ -373,11 +373,7 @@ def decoded(message: bytes, kind: str) -> Layout | Payload | Aggregate:
             return Aggregate.decode(message, MIXED)
 
 
-MESSAGES = {
-    "layout": MIXED.encode(),
-    "payload": example_payload().encode(),
-    "aggregate": example_aggregate().encode(),
-}
+MESSAGES = {"layout": MIXED.encode(), "payload": example_payload().encode(), "aggregate": example_aggregate().encode()}
 KINDS = pytest.mark.parametrize("kind", MESSAGES)
 
 
@@ -561,11 +557,7 @@ def test_a_payload_of_another_layout_is_not_aggregated() -> None:
         ideal_aggregate(layout, [payload_of(layout, [[1]]), payload_of(alike, [[1]])])
 
 
-@given(
-    modulus_bits=st.integers(1, 64),
-    length=st.integers(1, 40),
-    data=st.data(),
-)
+@given(modulus_bits=st.integers(1, 64), length=st.integers(1, 40), data=st.data())
 def test_masked_values_travel_in_whole_steps(modulus_bits: int, length: int, data: st.DataObject) -> None:
     segment = RingSegment(modulus_bits, length, data.draw(st.integers(0, 64 - modulus_bits)))
     ring, step = segment.ring, 1 << segment.fine_bits

@@ -23,10 +23,7 @@ from secagg.identifiers import ClientId, ServerId, SessionContext
 KEY = b"\7" * 32
 PLAINTEXT = b"the plaintext"
 HEADER = AeadHeader(
-    message_kind=0x0102,
-    context=SessionContext(bytes(range(32, 64))),
-    sender=ClientId(1),
-    receiver=ClientId(2),
+    message_kind=0x0102, context=SessionContext(bytes(range(32, 64))), sender=ClientId(1), receiver=ClientId(2)
 )
 OTHER_HEADERS = {
     "kind": replace(HEADER, message_kind=0x0103),

@@ -116,8 +116,7 @@ def test_the_key_agreement_of_the_rfc_holds(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("role", "label"),
-    [(KeyRole.CHANNEL, b"secagg/1/channel-x25519-key"), (KeyRole.MASK, b"secagg/1/mask-x25519-key")],
+    ("role", "label"), [(KeyRole.CHANNEL, b"secagg/1/channel-x25519-key"), (KeyRole.MASK, b"secagg/1/mask-x25519-key")]
 )
 @given(root=st.binary(min_size=32, max_size=32), attempt=st.binary(min_size=32, max_size=32))
 def test_a_pair_is_the_expansion_of_its_root(role: KeyRole, label: bytes, root: bytes, attempt: bytes) -> None:

@@ -416,9 +416,7 @@ def test_more_threads_than_segments_cost_nothing() -> None:
         *({"threads": 0}, {"threads": -1}, {"start": -1}, {"first_segment": -1}, {"start": -8, "first_segment": 1}),
     ],
 )
-def test_arguments_of_other_types_or_out_of_range_are_refused_and_nothing_is_added(
-    changes: dict[str, Any],
-) -> None:
+def test_arguments_of_other_types_or_out_of_range_are_refused_and_nothing_is_added(changes: dict[str, Any]) -> None:
     total = Ring(8).zeros(10)
     with pytest.raises((InvalidParameters, Misuse)):
         accumulate(total, Ring(8), add=mask_keys(1), subtract=[], **changes)

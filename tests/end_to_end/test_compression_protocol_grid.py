@@ -139,10 +139,7 @@ DROPOUTS: dict[str, tuple[ServerState, ...]] = {
         ServerState.AWAITING_KEY_ADVERTISEMENTS,
         ServerState.AWAITING_MASKED_INPUTS,
     ),
-    "one before the upload, one after it": (
-        ServerState.AWAITING_MASKED_INPUTS,
-        ServerState.AWAITING_UNMASKING_SHARES,
-    ),
+    "one before the upload, one after it": (ServerState.AWAITING_MASKED_INPUTS, ServerState.AWAITING_UNMASKING_SHARES),
 }
 
 
@@ -180,8 +177,7 @@ def session_of(
         layout=decoder.layout,
     )
     session = InsecurePairwiseSession(
-        setup,
-        payload_of=lambda client: decoder.encode(update_of(client), InsecureSeededCoins(client.encode())),
+        setup, payload_of=lambda client: decoder.encode(update_of(client), InsecureSeededCoins(client.encode()))
     )
     granted = decoder.capacity if capacity is None else capacity
     session.clients = {client: session.enrol(client, capacity=granted) for client in session.client_ids}

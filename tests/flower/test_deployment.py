@@ -25,13 +25,7 @@ pytestmark = pytest.mark.flower
 
 NODES = 9
 """A full graph of nine clients tolerates three dropouts, and two in active mode."""
-KILLED = {
-    1: "OFFER",
-    2: "ADVERTISED_KEYS",
-    3: "TRAIN",
-    9: "SURVIVOR_SET",
-    10: "UNMASKING_REQUEST",
-}
+KILLED = {1: "OFFER", 2: "ADVERTISED_KEYS", 3: "TRAIN", 9: "SURVIVOR_SET", 10: "UNMASKING_REQUEST"}
 """Numbers from nine on replace the nodes killed in the first round; the others are not replaced."""
 ALL = range(NODES + 3)
 

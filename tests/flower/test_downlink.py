@@ -18,11 +18,7 @@ __all__ = ["folders", "log"]
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 GOAL = np.random.default_rng(3).normal(size=(60, 200)).astype(np.float32)
-MODEL: dict[str, Any] = {
-    "w": np.zeros_like(GOAL),
-    "b": np.zeros(200, np.float64),
-    "steps": np.array(0, np.int64),
-}
+MODEL: dict[str, Any] = {"w": np.zeros_like(GOAL), "b": np.zeros(200, np.float64), "steps": np.array(0, np.int64)}
 SUMS: dict[str, Any] = {"compression": "peak-2", "down": "sums"}
 AUTO: dict[str, Any] = {"compression": "peak", "rate": "auto", "evaluation_metrics": "loss"}
 

@@ -235,8 +235,7 @@ def own(base: str, method: str, **attributes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "given"),
-    [("aggregate_train", {}), ("aggregate_evaluate", {"evaluation_metrics": "loss"})],
+    ("method", "given"), [("aggregate_train", {}), ("aggregate_evaluate", {"evaluation_metrics": "loss"})]
 )
 def test_a_strategy_with_its_own_aggregation_is_refused_unless_it_opts_in(
     folders: Path, method: str, given: dict[str, Any]

@@ -41,12 +41,7 @@ def test_rounds_and_trainings_that_fail_are_in_the_result_and_the_run_in_which_n
 ) -> None:
     roster, everybody = str(workplace.folder / "keys" / "roster.txt"), list(range(NODES))
     (found,) = federation.run(
-        app,
-        nodes=NODES,
-        ways="failing:",
-        secagg_protocol="enclave",
-        secagg_roster=roster,
-        secagg_weighting="uniform",
+        app, nodes=NODES, ways="failing:", secagg_protocol="enclave", secagg_roster=roster, secagg_weighting="uniform"
     )
     counts = [(one.get("secagg-trained"), one.get("secagg-failed")) for one in found["metrics"]]
     assert counts == [(5, 0), (3, 2), (None, None), (5, 0)]
@@ -68,11 +63,7 @@ def test_a_training_that_outlives_its_round_keeps_its_node_in_the_next_one(
     federation: Federation, app: Any, lab: Any
 ) -> None:
     (found,) = federation.run(
-        app,
-        nodes=NODES,
-        ways="overlapping:semi_honest",
-        secagg_weighting="uniform",
-        secagg_stage_patience=2.0,
+        app, nodes=NODES, ways="overlapping:semi_honest", secagg_weighting="uniform", secagg_stage_patience=2.0
     )
     assert "finished:completed" in federation.runs()
     assert [one["secagg-trained"] for one in found["metrics"]] == [NODES - 1, NODES]

@@ -112,9 +112,7 @@ class IndexingSetup:
         """Return the policy of server 1's operator that this setup just meets."""
         configuration = self.configuration
         weakest = ClientPolicy(
-            authority=configuration.authority,
-            server_keys=configuration.server_keys,
-            minimum_cohort=self.minimum_cohort,
+            authority=configuration.authority, server_keys=configuration.server_keys, minimum_cohort=self.minimum_cohort
         )
         met: dict[str, Any] = {
             "weakest": weakest,
@@ -142,10 +140,7 @@ class IndexingSetup:
             task=self.task,
             suite=self.suite,
             authority=self.signing_key_of("authority").public_key,
-            server_keys=(
-                self.signing_key_of("server 0").public_key,
-                self.signing_key_of("server 1").public_key,
-            ),
+            server_keys=(self.signing_key_of("server 0").public_key, self.signing_key_of("server 1").public_key),
             layout=self.layout,
             mode=self.mode,
             depth=self.depth,
@@ -183,13 +178,7 @@ class SharingClient:
         return self.certificate.client
 
     def session(
-        self,
-        payload: Payload,
-        *,
-        task: bytes,
-        round_number: int,
-        now: datetime = NOW,
-        model_digest: bytes = NO_MODEL,
+        self, payload: Payload, *, task: bytes, round_number: int, now: datetime = NOW, model_digest: bytes = NO_MODEL
     ) -> Client:
         """Join a round with an update."""
         member = UnboundMember(
@@ -219,11 +208,7 @@ class SharingClient:
     ) -> tuple[Upload, Upload]:
         """Upload once, and return the halves for servers 0 and 1."""
         session = self.session(
-            payload,
-            task=configuration.task,
-            round_number=round_number,
-            now=now,
-            model_digest=model_digest,
+            payload, task=configuration.task, round_number=round_number, now=now, model_digest=model_digest
         )
         return halves_in(configuration, session.answer(invitation_of(configuration, round_number, offers)))
 

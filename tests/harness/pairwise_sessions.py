@@ -462,11 +462,7 @@ class InsecurePairwiseSession:
     def sum_of(self, clients: Iterable[ClientId]) -> Aggregate:
         """Return the sum of these clients' inputs, computed from the inputs."""
         chosen = sorted(clients)
-        return ideal_aggregate(
-            self.setup.layout,
-            [self.payloads[client] for client in chosen],
-            [1] * len(chosen),
-        )
+        return ideal_aggregate(self.setup.layout, [self.payloads[client] for client in chosen], [1] * len(chosen))
 
     def _payload_of(self, client: ClientId) -> Payload:
         return insecure_payload(self.setup.layout, self.setup.seed + client.encode())

@@ -14,12 +14,7 @@ SEED = bytes(range(32))
 
 
 def rotation(
-    size: int = 19,
-    block_size: int = 8,
-    *,
-    sizes: tuple[int, ...] = (),
-    scales: tuple[float, ...] = (),
-    **stream: Any,
+    size: int = 19, block_size: int = 8, *, sizes: tuple[int, ...] = (), scales: tuple[float, ...] = (), **stream: Any
 ) -> JoinedRotation:
     """Return the rotation of a stream; each argument has a default."""
     usual: dict[str, Any] = {"seed": SEED, "round_number": 5, "tensor_name": "update", "shape": (size,)}

@@ -209,7 +209,4 @@ def weights_of(reply: Shareable) -> DXO | None:
     return dxo if dxo.data_kind in {DataKind.WEIGHTS, DataKind.WEIGHT_DIFF} else None
 
 
-MODEL: Model = {
-    "w": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
-    "b": np.full(3, 0.25, dtype=np.float32),
-}
+MODEL: Model = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 7, "b": np.full(3, 0.25, dtype=np.float32)}

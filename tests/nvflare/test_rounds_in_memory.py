@@ -209,10 +209,7 @@ def test_an_operator_raises_the_policy_of_a_job_and_a_file_that_cannot_be_read_i
 
 @pytest.mark.parametrize(
     ("fails", "chosen"),
-    [
-        *[("raises", each) for each in PROTOCOLS],
-        *[(fails, PROTOCOLS[0]) for fails in ("nan", "another shape")],
-    ],
+    [*[("raises", each) for each in PROTOCOLS], *[(fails, PROTOCOLS[0]) for fails in ("nan", "another shape")]],
 )
 def test_whatever_training_returns_the_server_sees_an_upload(
     fails: str, chosen: tuple[str, dict[str, Any], dict[str, Any]], folder: Path, caplog: pytest.LogCaptureFixture

@@ -408,10 +408,7 @@ def test_more_blocks_than_the_kernels_support_exclude_two_servers() -> None:
         ({"shapes": {"matrix": [9, 9]}}, "every tensor needs a shape"),
         ({"shapes": {"bias": (900,)}}, "lower --block-size or use a larger model"),
         ({"shapes": {"matrix": (7, 4)}}, "no tensor can be cut into eight blocks"),
-        (
-            {"shapes": {f"{number}": (16, 1) for number in range((1 << 16) + 1)}},
-            "a layout can have at most 65536",
-        ),
+        ({"shapes": {f"{number}": (16, 1) for number in range((1 << 16) + 1)}}, "a layout can have at most 65536"),
         ({"shapes": {"matrix": (1 << 20, (1 << 20) + 1)}}, "exceeds 2^40"),
     ],
     ids=range(20),

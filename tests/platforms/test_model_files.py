@@ -94,11 +94,7 @@ def test_numpy_reads_what_is_written_and_the_other_way_round(tmp_path: Path) -> 
 
 
 def test_a_file_by_hand_is_read_with_bfloat16_as_float32(tmp_path: Path) -> None:
-    header = {
-        "__metadata__": {"format": "pt"},
-        "b": {"dtype": "BF16", "shape": [2], "data_offsets": [4, 8]},
-        "a": ONE,
-    }
+    header = {"__metadata__": {"format": "pt"}, "b": {"dtype": "BF16", "shape": [2], "data_offsets": [4, 8]}, "a": ONE}
     path = tmp_path / "model.safetensors"
     # 1.0 and -2.0 are 0x3f80 and 0xc000.
     path.write_bytes(packed(header, np.float32(0.5).tobytes() + bytes.fromhex("803f00c0")))

@@ -260,10 +260,7 @@ def silent(tmp_path: Path) -> Iterator[Path]:
 def test_an_enclave_that_says_nothing_is_let_go(tmp_path: Path, silent: Path) -> None:
     make_identities(tmp_path / "keys", map(ClientId, range(5)), SystemCoins())
     settings = SecAggSettings(
-        protocol="enclave",
-        roster=str(tmp_path / "keys" / "roster.txt"),
-        enclave_socket=str(silent),
-        stage_timeout=0.2,
+        protocol="enclave", roster=str(tmp_path / "keys" / "roster.txt"), enclave_socket=str(silent), stage_timeout=0.2
     )
     model = {"w": np.zeros(4, np.float32)}
     task = Rounds(settings).begun(model, clients=5, task="run", number=1, weighted_by="n")

@@ -436,9 +436,7 @@ def test_a_training_that_diverged_is_no_training(log: pytest.LogCaptureFixture) 
     assert "all values that training changed are NaN: it diverged" in log.text
     with pytest.raises(TooFewTrained, match=" 0 trained"):
         play(
-            Rounds(SecAggSettings(metrics="loss")),
-            lambda number, sent: moved(number, sent, loss=float("nan")),
-            model(),
+            Rounds(SecAggSettings(metrics="loss")), lambda number, sent: moved(number, sent, loss=float("nan")), model()
         )
     assert "the app reported 'loss' as NaN" in log.text
 

@@ -46,12 +46,7 @@ def planned(
     capacity: int = 100,
     corrupted: int = 20,
 ) -> ClientNoise:
-    noise = settings.noise_for(
-        layout,
-        minimum_cohort=minimum_cohort,
-        capacity=capacity,
-        corrupted=corrupted,
-    )
+    noise = settings.noise_for(layout, minimum_cohort=minimum_cohort, capacity=capacity, corrupted=corrupted)
     assert noise is not None
     return noise
 
@@ -247,11 +242,7 @@ def test_the_line_where_noise_drowns_is_180_clients_for_each_unit_of_noise_on_a_
     }
     assert energies[180] == pytest.approx(MOST_NOISE, rel=0.01)
     doubled = planned(
-        replace(SETTINGS, noise_multiplier=Fraction(2)),
-        layout,
-        minimum_cohort=363,
-        capacity=363,
-        corrupted=0,
+        replace(SETTINGS, noise_multiplier=Fraction(2)), layout, minimum_cohort=363, capacity=363, corrupted=0
     )
     assert doubled.energy(363) == pytest.approx(MOST_NOISE, rel=0.02)
     assert clients_for(20, energies[20]) == pytest.approx(180, abs=2)

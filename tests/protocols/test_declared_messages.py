@@ -91,14 +91,7 @@ EXAMPLES: Final[tuple[MessageIn[Any], ...]] = (
     ),
 )
 """Messages that are stored or passed on, but never sent in a session."""
-ENCODED: Final[tuple[Any, ...]] = (
-    Aggregate,
-    Configuration,
-    Layout,
-    OneHotOpening,
-    OneHotProof,
-    Payload,
-)
+ENCODED: Final[tuple[Any, ...]] = (Aggregate, Configuration, Layout, OneHotOpening, OneHotProof, Payload)
 """Messages with their own decoder."""
 IN_THEIR_PLACE: Final = (OneHotOpening, OneHotProof)
 """Messages that are encoded for the shape or configuration in which they were read."""
@@ -146,13 +139,7 @@ DECLARED: Final = declared()
 BATCHES: Final = ("INDEXING_PROPOSAL", "INDEXING_ANSWER", "INDEXING_CONCLUSION")
 ENTRIES: Final = ("LIGHT_SECAGG_ROSTER", "LIGHT_SECAGG_PIECES", "LIGHT_SECAGG_DELIVERY", "LIGHT_SECAGG_SURVIVORS")
 FIELDS: Final = ("LIGHT_SECAGG_KEY", "LIGHT_SECAGG_INPUT", "LIGHT_SECAGG_ANSWER")
-NAMES: Final = (
-    *sorted(DECLARED),
-    *(f"own decoder: {one.__name__}" for one in ENCODED),
-    *BATCHES,
-    *ENTRIES,
-    *FIELDS,
-)
+NAMES: Final = (*sorted(DECLARED), *(f"own decoder: {one.__name__}" for one in ENCODED), *BATCHES, *ENTRIES, *FIELDS)
 
 
 class Heard:

@@ -68,11 +68,7 @@ class Session:
         )
         self.uploads = dict[ClientId, int]()
 
-    def run(
-        self,
-        payloads: Mapping[ClientId, Payload],
-        wire: Wire | None = None,
-    ) -> Released:
+    def run(self, payloads: Mapping[ClientId, Payload], wire: Wire | None = None) -> Released:
         coins, world_of = SystemCoins(), self.entry.simulate
         with closing(world_of(self.settings, coins=coins, clock=lambda: datetime.now(UTC))) as world:
             session = Measured(world.open(self.subject, frozenset(payloads)))

@@ -54,8 +54,7 @@ def test_everybody_is_in_one_group_that_a_session_can_hold(clients: int, data: s
 
 
 @pytest.mark.parametrize(
-    ("clients", "groups"),
-    [(10, 0), (10, -1), (10, 6), (MOST_IN_A_GROUP + 1, 1), (3 * MOST_IN_A_GROUP + 1, 3), (1, 1)],
+    ("clients", "groups"), [(10, 0), (10, -1), (10, 6), (MOST_IN_A_GROUP + 1, 1), (3 * MOST_IN_A_GROUP + 1, 3), (1, 1)]
 )
 def test_a_group_too_small_or_too_large_for_a_session_is_refused(clients: int, groups: int) -> None:
     with pytest.raises(InvalidParameters, match=f"got {groups}"):

@@ -30,9 +30,7 @@ ENCLAVE, PAIRWISE, TWO_SERVERS = (find(name).keeps for name in ("enclave", "pair
 
 
 def enclave(
-    form: object = ReleaseForm.DECODED_SUM,
-    accumulation: object = Accumulation.OBLIVIOUS,
-    authority: object = HOSTILE,
+    form: object = ReleaseForm.DECODED_SUM, accumulation: object = Accumulation.OBLIVIOUS, authority: object = HOSTILE
 ) -> Iterator[Compared]:
     yield "suites", Suite.HYBRID, "suite"
     yield "minimum_cohort", 3, "cohort"
@@ -218,7 +216,7 @@ def test_every_value_that_a_protocol_checks_is_in_the_policy() -> None:
     assert frozenset[str]().union(*kept.values()) == RULES.keys(), "a value that no protocol checks has no effect"
     assert all({"suites", "modes", "minimum_cohort", "maximum_length"} <= keeps for keeps in kept.values())
     assert {name for name in names() if any(isinstance(RULES[each], Pinned) for each in kept[name])} == {
-        *("enclave", "one-message", "two-servers"),
+        *("enclave", "one-message", "two-servers")
     }
 
 

@@ -413,10 +413,7 @@ def charging(folder: Path, announced: Path) -> subprocess.Popen[str]:
 
 
 def killed(
-    folder: Path,
-    announced: list[Path],
-    times: int,
-    start: Callable[[Path, Path], subprocess.Popen[str]] = charging,
+    folder: Path, announced: list[Path], times: int, start: Callable[[Path, Path], subprocess.Popen[str]] = charging
 ) -> None:
     """Kill charging processes at varying moments, and compare their announced charges with the recorded ones."""
     for each in announced:

@@ -212,8 +212,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [(name, *row) for name, rows in REFUSED.items() for row in rows],
+    ("name", "changes", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
 def test_what_does_not_go_together_is_refused_with_what_does(name: str, changes: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidParameters, match=message):

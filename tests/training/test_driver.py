@@ -50,11 +50,7 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path: Path, toy_run: Make, toy_p
 @pytest.mark.parametrize(
     "changes",
     [
-        (
-            "compression.scheme=pq",
-            "secagg.protocol=two-servers",
-            'secagg.settings=["is_checked=no", "suite=hybrid"]',
-        ),
+        ("compression.scheme=pq", "secagg.protocol=two-servers", 'secagg.settings=["is_checked=no", "suite=hybrid"]'),
         ("dropouts.rate=0.1",),
     ],
 )

@@ -12,10 +12,7 @@ from secagg.training.engines import ENGINES, Evaluator, make_engine
 from secagg.training.models import initial_parameters, model_factory
 from secagg.training.parts import Assignment, Engine, Examples, ModelFactory, Stream, seed_of, torch_seed
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 SETTINGS = LocalTraining(epochs=2, batch=8, rate=0.05, momentum=0.9, weight_decay=0.01, proximal=0.1, clip=0.3)
 IMAGES: Mapping[str, tuple[int, ...]] = {"stride": (1, 28, 28), "simple-conv": (3, 32, 32), "resnet18": (1, 28, 28)}

@@ -132,10 +132,7 @@ def test_smaller_neighbourhoods_need_half_of_the_noise(toy_run: Make) -> None:
         (("secagg.every=2",), "secagg.every = 1"),
         (("local.clip=",), "set local.clip"),
         (("server.weighting=examples",), "server.weighting = 'equal'"),
-        (
-            ('secagg.settings=["form=histogram"]', "compression.scheme=pq", "compression.calibration=public"),
-            "decoded",
-        ),
+        (('secagg.settings=["form=histogram"]', "compression.scheme=pq", "compression.calibration=public"), "decoded"),
         (("compression.scheme=sq",), "'pq', 'pruning' or 'none'"),
         (("compression.scheme=peak",), "lengths next to a whole update would drown"),
         (("compression.scheme=pq",), "calibration = 'public'"),

@@ -333,11 +333,7 @@ def test_presets_send_what_their_names_promise() -> None:
     for name, factor in (("fashion-peak", 490), ("fashion-peak-falling", 850), ("fashion-sketch", 50)):
         run = preset(name)
         codecs = WholeUpdates(
-            settings=run.compression,
-            shapes=shapes,
-            seed=bytes(32),
-            most_uploads=20,
-            cohort=run.clients_per_round,
+            settings=run.compression, shapes=shapes, seed=bytes(32), most_uploads=20, cohort=run.clients_per_round
         )
         assert 19_338 * 4 / codecs.planned().tensors[0].scheme.layout.payload_bytes > factor
 

@@ -89,10 +89,7 @@ async def test_sessions_follow_one_another_and_a_client_waits_for_the_next() -> 
     server = SumServer(limits=quick_limits())
     async with in_memory(server) as http:
         first = server.description(SUBJECT, "plain")
-        await asyncio.gather(
-            server.run(plain_session(), first),
-            *everybody(http),
-        )
+        await asyncio.gather(server.run(plain_session(), first), *everybody(http))
         waiting = asyncio.create_task(http.get("/v1/session", params={"after": first.session}))
         second = server.description(SUBJECT, "plain")
         running = asyncio.create_task(server.run(plain_session(), second))
@@ -353,9 +350,7 @@ async def test_an_answer_that_is_declared_too_long_is_not_read() -> None:
         read = list[int]()
         body = endless(read)
         reply = await held.http.post(
-            f"{held.base}/answers/0",
-            headers={**headers_of(ONE), "content-length": str(ANSWER_BYTES + 1)},
-            content=body,
+            f"{held.base}/answers/0", headers={**headers_of(ONE), "content-length": str(ANSWER_BYTES + 1)}, content=body
         )
         assert reply.status_code == 413
         assert reply.headers["connection"] == "close"

@@ -174,9 +174,7 @@ async def test_a_visitor_that_left_before_it_sent_anything_sees_no_result() -> N
         assert "mean" not in (await http.get(f"{base}/message", headers=left)).text
 
 
-async def test_who_comes_and_goes_under_ever_new_names_is_refused_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_comes_and_goes_under_ever_new_names_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where any name is taken, a client that gives its name back has used it up."""
     monkeypatch.setattr("secagg.transport.proof._NAMES", 50)
     server = SumServer(limits=quick_limits())

@@ -37,12 +37,7 @@ USUAL: Vector = {
 SCENARIOS: Mapping[str, Vector] = {
     "active": USUAL,
     "semi_honest": USUAL | {"mode": "semi_honest", "corrupted": 0, "holders": 3, "bounds": [[-3, 3], None]},
-    "rounded": USUAL
-    | {
-        "holders": 4,
-        "layout": [[9, 40, 8], [12, 3], [5, 2, 16]],
-        "bounds": [None] * 3,
-    },
+    "rounded": USUAL | {"holders": 4, "layout": [[9, 40, 8], [12, 3], [5, 2, 16]], "bounds": [None] * 3},
     "hybrid": USUAL | {"suite": "mlkem768x25519-aes256", "holders": 4},
 }
 CLIENTS = (2, 2**32, 2**64 - 2, 77)

@@ -31,14 +31,7 @@ number below 0 is the rest, modulo it; VARIABLE is a length of 4 bytes, and this
 Parts = list[list[str]]
 HEADER: Final = 7
 VARIABLE: Final = "variable"
-FOURS: Final = (
-    "degree",
-    "threshold",
-    "committee size",
-    "quorum",
-    "minimum cohort",
-    "maximum population",
-)
+FOURS: Final = ("degree", "threshold", "committee size", "quorum", "minimum cohort", "maximum population")
 OFFER: Final[Rows] = (
     *(("form", 1), ("task", VARIABLE), ("model digest", 32), ("round", 8), ("attempt", 4)),
     *(("mode", 1), ("suite", 1), ("topology", 1), *((name, 4) for name in FOURS)),

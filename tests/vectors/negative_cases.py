@@ -147,10 +147,7 @@ NEGATIVES: tuple[Negative, ...] = (
     *_server_refuses(
         PLAIN,
         "encrypted_shares",
-        {
-            "shares_for_another_session": (flip(7), "wrong_session"),
-            "truncated_shares": (cut_last, "truncated"),
-        },
+        {"shares_for_another_session": (flip(7), "wrong_session"), "truncated_shares": (cut_last, "truncated")},
     ),
     *_server_refuses(
         SIGNED,
@@ -236,12 +233,7 @@ NEGATIVES: tuple[Negative, ...] = (
         },
         blamed=(),
     ),
-    *_refused(
-        SIGNED,
-        "client/2/offer",
-        {"another_authority": (flip(246), "parameter_out_of_range")},
-        blamed=(),
-    ),
+    *_refused(SIGNED, "client/2/offer", {"another_authority": (flip(246), "parameter_out_of_range")}, blamed=()),
     *_refused(
         PLAIN,
         "client/2/offer",
@@ -391,10 +383,7 @@ NEGATIVES: tuple[Negative, ...] = (
         blamed=(),
     ),
     *_refused(
-        WIDE,
-        "client/1/unmasking_request",
-        {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")},
-        blamed=(),
+        WIDE, "client/1/unmasking_request", {"too_few_contributors": (put(15, b"\x1f"), "threshold_not_met")}, blamed=()
     ),
     # Positions 0, 6 and 7 are joined, and 5 has no neighbour left.
     *_refused(
@@ -481,13 +470,7 @@ def negative(case: Negative, base: Vector) -> Vector:
     return {"base": case.base, "change": change, "operations": [*steps, last | outcome]}
 
 
-_SENT_BY_CLIENTS = {
-    "key_advertisement",
-    "encrypted_shares",
-    "masked_input",
-    "survivor_signature",
-    "unmasking_shares",
-}
+_SENT_BY_CLIENTS = {"key_advertisement", "encrypted_shares", "masked_input", "survivor_signature", "unmasking_shares"}
 
 
 def _errors(written: tuple[tuple[str, tuple[str, ...]], ...]) -> list[Vector]:

@@ -370,10 +370,7 @@ OFFERS: Cases = {
     "two_holders_with_one_sealing_key": (keyed(_one_sealing_key), "public_key_reused"),
     "cohort_below_the_floor": (configured(minimum_cohort=2, corrupted_clients=0), "below_floor"),
     "corrupted_clients_below_the_floor": (configured(corrupted_clients=0), "below_floor"),
-    "list_longer_than_the_floor": (
-        planned(capacity=9, guard_bits=9, modulus_bits=29),
-        "below_floor",
-    ),
+    "list_longer_than_the_floor": (planned(capacity=9, guard_bits=9, modulus_bits=29), "below_floor"),
     "fewer_guard_bits_than_the_noise": (numbered(3, 1, 1), "not_canonical"),
     "fewer_zeros_behind_the_values": (numbered(31, 1, 8), "not_canonical"),
     "degree_that_is_none": (numbered(0, 1000, 2), "not_canonical"),
@@ -394,11 +391,7 @@ OFFERS: Cases = {
         "authentication_failed",
         ("holder/0", "server/0"),
     ),
-    "receipts_for_keys_that_a_holder_had_before": (
-        _with_other_keys,
-        "authentication_failed",
-        ("holder/0", "server/0"),
-    ),
+    "receipts_for_keys_that_a_holder_had_before": (_with_other_keys, "authentication_failed", ("holder/0", "server/0")),
 }
 WAY = str(ServerId())
 UPLOADS: Cases = {
@@ -407,14 +400,8 @@ UPLOADS: Cases = {
     "upload_of_another_kind": (another("list"), "wrong_kind"),
     "upload_for_another_configuration": (flip(HEADER), "wrong_session"),
     "upload_in_anothers_name": (header(client=ClientId(SECOND)), "not_eligible"),
-    "upload_of_an_identity_that_nobody_certified": (
-        flip(HEADER + 32 + 8 + 4 + 40),
-        "authentication_failed",
-    ),
-    "upload_with_anothers_identity": (
-        remade(Upload, _of_another_client),
-        "authentication_failed",
-    ),
+    "upload_of_an_identity_that_nobody_certified": (flip(HEADER + 32 + 8 + 4 + 40), "authentication_failed"),
+    "upload_with_anothers_identity": (remade(Upload, _of_another_client), "authentication_failed"),
     "upload_without_identity": (header(identity=b""), "authentication_failed"),
     "upload_for_another_round": (
         remade(Upload, lambda made, _: replace(made, header=_with_terms(made, round_number=OTHER_ROUND))),
@@ -424,14 +411,8 @@ UPLOADS: Cases = {
         remade(Upload, lambda made, _: replace(made, header=_with_terms(made, model_digest=bytes(32)))),
         "wrong_session",
     ),
-    "upload_with_another_nonce": (
-        header(nonce=bytes(32)),
-        "authentication_failed",
-    ),
-    "upload_with_another_vector": (
-        upload(lambda made: {"vector": _flipped(made.vector)}),
-        "authentication_failed",
-    ),
+    "upload_with_another_nonce": (header(nonce=bytes(32)), "authentication_failed"),
+    "upload_with_another_vector": (upload(lambda made: {"vector": _flipped(made.vector)}), "authentication_failed"),
     "upload_with_another_polynomial": (
         upload(lambda made: {"polynomial": _flipped(made.polynomial)}),
         "authentication_failed",
@@ -444,18 +425,9 @@ UPLOADS: Cases = {
         upload(lambda made: {"sealed": (made.sealed[1], made.sealed[0], *made.sealed[2:])}),
         "authentication_failed",
     ),
-    "upload_without_a_share": (
-        upload(lambda made: {"sealed": made.sealed[:-1]}),
-        "layout_mismatch",
-    ),
-    "upload_with_a_short_vector": (
-        upload(lambda made: {"vector": made.vector[:-1]}),
-        "layout_mismatch",
-    ),
-    "upload_with_a_short_polynomial": (
-        upload(lambda made: {"polynomial": made.polynomial[:-2]}),
-        "layout_mismatch",
-    ),
+    "upload_without_a_share": (upload(lambda made: {"sealed": made.sealed[:-1]}), "layout_mismatch"),
+    "upload_with_a_short_vector": (upload(lambda made: {"vector": made.vector[:-1]}), "layout_mismatch"),
+    "upload_with_a_short_polynomial": (upload(lambda made: {"polynomial": made.polynomial[:-2]}), "layout_mismatch"),
     "upload_with_another_signature": (flip(-1), "authentication_failed"),
 }
 DELIVERIES: Cases = {
@@ -556,10 +528,7 @@ ANSWERS: Cases = {
     "answer_cut_short": (cut, "truncated"),
     "answer_with_another_signature": (flip(-1), "authentication_failed"),
     "answer_of_another_holder": (another("answer/1"), "wrong_session"),
-    "answer_for_another_list": (
-        said(Answer, Label.ONE_MESSAGE_ANSWER, upload_list=bytes(32)),
-        "wrong_session",
-    ),
+    "answer_for_another_list": (said(Answer, Label.ONE_MESSAGE_ANSWER, upload_list=bytes(32)), "wrong_session"),
     "answer_with_too_few_words": (_answered(lambda sums: sums[:-2]), "truncated", HOLDER_0),
     "answer_with_too_many_words": (_answered(lambda sums: sums + bytes(2)), "trailing_bytes", HOLDER_0),
     "answer_with_a_word_beyond_the_field": (
@@ -568,9 +537,7 @@ ANSWERS: Cases = {
         HOLDER_0,
     ),
 }
-SECOND_LIST: Cases = {
-    "second_list_of_an_upload": (listed(lambda entries: entries[1:]), "already_spent", THE_SERVER),
-}
+SECOND_LIST: Cases = {"second_list_of_an_upload": (listed(lambda entries: entries[1:]), "already_spent", THE_SERVER)}
 NEGATIVES = (
     *_refused("offer", f"client/{FIRST}", OFFERS, THE_SERVER),
     *_refused(f"upload/{FIRST}", SERVER, UPLOADS, (f"client/{FIRST}", WAY)),
@@ -583,11 +550,7 @@ NEGATIVES = (
     *_refused(
         "proposal", "holder/0", {"holder_is_offered_a_weaker_cohort": OFFERS["corrupted_clients_below_the_floor"]}
     ),
-    *_refused(
-        "record",
-        "holder/0",
-        {"holder_is_asked_about_another_record": (flip(-1), "wrong_kind", THE_SERVER)},
-    ),
+    *_refused("record", "holder/0", {"holder_is_asked_about_another_record": (flip(-1), "wrong_kind", THE_SERVER)}),
     *_refused("delivery/0", "holder/0", DELIVERIES, THE_SERVER),
     *_refused("list", "holder/0", LISTS, THE_SERVER),
     *_refused("list", "holder/0", SECOND_LIST, after=1),
@@ -596,10 +559,5 @@ NEGATIVES = (
     *_refused("receipt/0", SERVER, RECEIPTS, HOLDER_OR_WAY),
     *_refused("signature/0", SERVER, SIGNATURES, HOLDER_OR_WAY),
     *_refused("answer/0", SERVER, ANSWERS, HOLDER_OR_WAY),
-    *_refused(
-        "answer/0",
-        SERVER,
-        {"answer_of_other_shares": (_answered(_shifted), "ok", ())},
-        fails="open",
-    ),
+    *_refused("answer/0", SERVER, {"answer_of_other_shares": (_answered(_shifted), "ok", ())}, fails="open"),
 )

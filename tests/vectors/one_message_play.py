@@ -174,12 +174,7 @@ class Play:
     def server(self) -> Tally:
         """The server, which begins with the offer to holders."""
         if not self._server:
-            self._server.append(
-                Tally(
-                    Offer.decode(self.messages["proposal"]),
-                    InsecureSeededCoins(bytes(32)),
-                )
-            )
+            self._server.append(Tally(Offer.decode(self.messages["proposal"]), InsecureSeededCoins(bytes(32))))
         return self._server[0]
 
     # --- What happens -------------------------------------------------------------------------------------------------

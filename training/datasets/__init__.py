@@ -19,12 +19,7 @@ __all__ = ["LEAF_SETS", "NAMES", "PreparedData", "Split", "federated_data", "pre
 
 
 def federated_data(
-    name: str,
-    *,
-    root: Path | None = None,
-    clients: int | None = None,
-    alpha: float = 1.0,
-    seed: int = 0,
+    name: str, *, root: Path | None = None, clients: int | None = None, alpha: float = 1.0, seed: int = 0
 ) -> PreparedData:
     """Return a data set by its name.
 

@@ -8,10 +8,7 @@ _CENTRES = np.random.default_rng(7).normal(0.0, 1.0, (CLASSES, FEATURES))
 
 def new_model() -> dict[str, np.ndarray]:
     """Return the model before any training."""
-    return {
-        "weights": np.zeros((FEATURES, CLASSES), dtype=np.float32),
-        "bias": np.zeros(CLASSES, dtype=np.float32),
-    }
+    return {"weights": np.zeros((FEATURES, CLASSES), dtype=np.float32), "bias": np.zeros(CLASSES, dtype=np.float32)}
 
 
 def load_data(partition: int, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -103,10 +103,7 @@ class Enclave(Confined):
         self._lock = RLock()
         self._rules = ReleaseRules(configuration)
         epoch = bytes(draw_exactly(EPOCH_BYTES, coins))
-        with (
-            Secret.random("sealing_root", 32, coins) as root,
-            Secret.random("receipt_seed", 32, coins) as receipt_seed,
-        ):
+        with Secret.random("sealing_root", 32, coins) as root, Secret.random("receipt_seed", 32, coins) as receipt_seed:
             self._pair = sealing_pair(configuration.suite, root, configuration.context)
             self._receipt_key = SigningKey(receipt_seed)
         self.offer = EnclaveOffer(

@@ -85,11 +85,7 @@ def serve(  # noqa: PLR0913 -- all but three have defaults
 
 
 def _serve_host(
-    connection: Connection,
-    listener: Listener,
-    service: EnclaveService,
-    frame_seconds: float,
-    silence_seconds: float,
+    connection: Connection, listener: Listener, service: EnclaveService, frame_seconds: float, silence_seconds: float
 ) -> Connection:
     """Serve one host until it disconnects or another replaces it after silence; return the other's connection."""
     heard = monotonic()

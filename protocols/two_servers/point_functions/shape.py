@@ -249,12 +249,7 @@ def lanes_key(shape: PointFunctionShape, blocks: int, binding: KeyBinding, seed:
 
 
 def share_digest(  # noqa: PLR0913, PLR0917 -- what a share is made from
-    shape: PointFunctionShape,
-    blocks: int,
-    binding: KeyBinding,
-    server_index: int,
-    seed: Secret | None,
-    sent: bytes,
+    shape: PointFunctionShape, blocks: int, binding: KeyBinding, server_index: int, seed: Secret | None, sent: bytes
 ) -> bytes:
     """Return the digest of all inputs of a share: equal digests mean equal shares.
 

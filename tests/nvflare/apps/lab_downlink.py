@@ -24,11 +24,7 @@ def main(workspace: str) -> None:
     keys = Path(workspace, "keys")
     make_identities(keys, map(ClientId, range(1, SITES + 1)), SystemCoins())
     recipe = NumpyFedAvgRecipe(
-        name="told",
-        model=np.zeros_like(GOAL).tolist(),
-        min_clients=SITES,
-        num_rounds=4,
-        train_script="lab_goal.py",
+        name="told", model=np.zeros_like(GOAL).tolist(), min_clients=SITES, num_rounds=4, train_script="lab_goal.py"
     )
     secure(
         recipe,

@@ -168,9 +168,7 @@ def prepared(kit: str, workspace: Path) -> Path:
     kits = Path(get_prod_dir(str(workspace), project.get("name")))
     closed = {
         "closed": ["--closed", "--script", str(APPS / "lab_script.py")],
-        "lasting": [
-            *("--closed", "--script", str(APPS / "lab_lasting_script.py"), "--interpreter", sys.executable),
-        ],
+        "lasting": [*("--closed", "--script", str(APPS / "lab_lasting_script.py"), "--interpreter", sys.executable)],
     }.get(kit, [])
     for number in range(1, SITES[kit] + 1):
         local = kits / f"site-{number}" / "local"

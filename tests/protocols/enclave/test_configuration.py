@@ -257,11 +257,7 @@ REFUSED: list[tuple[dict[str, Any], type[SecAggError], str]] = [
     ({"noise": replace(NOISE, variances=(Fraction(1),) * 3)}, InvalidParameters, "3 variances"),
     *(
         (
-            {
-                "form": ReleaseForm.HISTOGRAM,
-                "tables": (),
-                "noise": replace(NOISE, variances=(Fraction(1),) * count),
-            },
+            {"form": ReleaseForm.HISTOGRAM, "tables": (), "noise": replace(NOISE, variances=(Fraction(1),) * count)},
             InvalidParameters,
             f"{count} variances",
         )

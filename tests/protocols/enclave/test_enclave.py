@@ -272,10 +272,7 @@ def test_what_the_enclave_has_taken_is_added_before_anything_else_is_done(
     thread = Thread(target=upload)
     thread.start()
     assert taken.wait(30)
-    calls: dict[str, Any] = {
-        "release": session.host.release,
-        "give_up_buffer": session.host.give_up_buffer,
-    }
+    calls: dict[str, Any] = {"release": session.host.release, "give_up_buffer": session.host.give_up_buffer}
     try:
         outcomes.append(calls[call]())
     except Misuse:
@@ -475,12 +472,7 @@ def test_a_session_is_for_what_its_epoch_was_started_for(field: str) -> None:
     with pytest.raises(InvalidParameters, match=f"has a different {field}"):
         open_session(subject, settings_, None, helpers)
     with pytest.raises(InvalidParameters, match="2 clients are invited"):
-        open_session(
-            session.subject,
-            EnclaveOptions(minimum_cohort=3),
-            frozenset(map(ClientId, (1, 2))),
-            helpers,
-        )
+        open_session(session.subject, EnclaveOptions(minimum_cohort=3), frozenset(map(ClientId, (1, 2))), helpers)
     assert enclave.state is BufferState.CLOSED
 
 

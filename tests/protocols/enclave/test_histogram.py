@@ -255,11 +255,7 @@ def test_a_wiped_histogram_is_zeros_and_refuses_every_use(form: Accumulation) ->
     accumulator.wipe()
     assert not memory.any()
     data = packed(segment, [0, 0, 0])
-    for use in (
-        lambda: accumulator.add(data),
-        lambda: accumulator.check(data),
-        lambda: accumulator.histogram(0, 3),
-    ):
+    for use in (lambda: accumulator.add(data), lambda: accumulator.check(data), lambda: accumulator.histogram(0, 3)):
         with pytest.raises(Misuse) as refused:
             use()
         assert refused.value.reason is Reason.ALREADY_SPENT

@@ -46,11 +46,7 @@ NOISED: dict[str, Any] = {"noise_multiplier": Fraction(2), "l2_bounds": (30, 50)
 
 def test_defaults_are_the_careful_ones() -> None:
     made = planned()
-    assert (made.suite, made.form, made.accumulation) == (
-        Suite.HYBRID,
-        ReleaseForm.DECODED_SUM,
-        Accumulation.OBLIVIOUS,
-    )
+    assert (made.suite, made.form, made.accumulation) == (Suite.HYBRID, ReleaseForm.DECODED_SUM, Accumulation.OBLIVIOUS)
     assert (made.oldest, made.noise) == (0, None)
     assert made.expiry == int(NOW.timestamp() + DEFAULT_LIFETIME.total_seconds())
     assert timedelta(hours=1) < DEFAULT_LIFETIME <= timedelta(hours=24)

@@ -24,20 +24,9 @@ CORE = tuple(
     f"secagg.{room}"
     for room in ("errors", "identifiers", "blame", "parameters", "choices", "wire", "declared", "crypto", "contract")
 )
-ADMITTED = {
-    "secagg.privacy.kinds",
-    "secagg.privacy.noise",
-    "secagg.session.certificates",
-    "secagg.session.frames",
-}
+ADMITTED = {"secagg.privacy.kinds", "secagg.privacy.noise", "secagg.session.certificates", "secagg.session.frames"}
 """What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
-PACKAGES = {
-    "secagg",
-    "secagg.lazy",
-    "secagg.privacy",
-    "secagg.protocols.enclave",
-    "secagg.session",
-}
+PACKAGES = {"secagg", "secagg.lazy", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}
 """Imported when the hybrid suite is used, because that fails where the backend has no ML-KEM."""

@@ -222,10 +222,7 @@ def test_configurations_that_open_nothing(change: dict[str, object], sentence: s
         replace(USUAL, **change)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"task": b"t"}, {"task": b"t" * 256}, {"population": 1024}, {"target": 9}],
-)
+@pytest.mark.parametrize("change", [{"task": b"t"}, {"task": b"t" * 256}, {"population": 1024}, {"target": 9}])
 def test_the_ends_of_every_range_are_accepted(change: dict[str, object]) -> None:
     configuration = replace(USUAL, **change)  # type: ignore[arg-type]
     assert Configuration.decode(configuration.encode()) == configuration

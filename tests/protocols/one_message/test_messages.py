@@ -24,12 +24,7 @@ def test_the_readme_has_the_table_of_every_message(declared: type[Message], repo
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        (unsigned(1), 256),
-        (fixed(2), b"abc"),
-        (variable(2), b"abc"),
-        (repeated(unsigned(1), 2), (1, 2, 3)),
-    ],
+    [(unsigned(1), 256), (fixed(2), b"abc"), (variable(2), b"abc"), (repeated(unsigned(1), 2), (1, 2, 3))],
 )
 def test_values_that_their_field_cannot_hold(field: Field, value: object) -> None:
     with pytest.raises(InvalidParameters):

@@ -12,9 +12,7 @@ from tests.protocols.one_message.plain import plain_one_message as plain
 
 SETUPS = {
     "packed, two blocks": SumSetup(
-        population=3,
-        layout=Layout((RingSegment(12, 9000), RingSegment(7, 5))),
-        bounds=((-3, 3), None),
+        population=3, layout=Layout((RingSegment(12, 9000), RingSegment(7, 5))), bounds=((-3, 3), None)
     ),
     "certified": SumSetup(population=4, holders=9, absent=1),
     "two words": SumSetup(population=3, layout=Layout((RingSegment(60, 5),))),

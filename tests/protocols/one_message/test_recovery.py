@@ -32,11 +32,7 @@ COLUMNS, LARGEST = 20, 900
 @pytest.fixture(scope="module")
 def parameters() -> Parameters:
     """Return those of a sum, but that three of seven answers are enough, and four can be spared."""
-    return replace(
-        InsecureSum(SumSetup(holders=7)).offer().agree().parameters,
-        threshold=3,
-        packing=1,
-    )
+    return replace(InsecureSum(SumSetup(holders=7)).offer().agree().parameters, threshold=3, packing=1)
 
 
 def answer(parameters: Parameters, element: int, *, wrong: int = 0) -> bytes:

@@ -169,11 +169,7 @@ def test_uploads_wait_until_they_are_many_or_long(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("setup", "needed"),
-    [
-        (SumSetup(holders=5, threshold=3), 4),
-        (SumSetup(holders=8, absent=1), 6),
-    ],
+    ("setup", "needed"), [(SumSetup(holders=5, threshold=3), 4), (SumSetup(holders=8, absent=1), 6)]
 )
 def test_a_list_has_the_holders_that_will_be_needed(setup: SumSetup, needed: int) -> None:
     """Those that certify it may be more than those that answer, or fewer."""

@@ -70,16 +70,7 @@ def answered(parameters: Parameters, clients: int) -> tuple[dict[int, bytes], Su
 
 
 @pytest.mark.parametrize(
-    ("holders", "corrupted", "absent"),
-    [
-        (1, 0, 0),
-        (3, 0, 0),
-        (4, 1, 0),
-        (5, 1, 0),
-        (7, 1, 1),
-        (24, 3, 0),
-        (24, 3, 3),
-    ],
+    ("holders", "corrupted", "absent"), [(1, 0, 0), (3, 0, 0), (4, 1, 0), (5, 1, 0), (7, 1, 1), (24, 3, 0), (24, 3, 3)]
 )
 def test_any_threshold_of_answers_gives_the_sum(holders: int, corrupted: int, absent: int) -> None:
     parameters = planned(holders, corrupted, absent)

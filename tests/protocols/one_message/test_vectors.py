@@ -166,10 +166,7 @@ def test_every_message_that_a_party_takes_is_changed() -> None:
 
 def test_the_vectors_have_both_modes_and_suites() -> None:
     settings = [vector["setting"] for vector in POSITIVE.values()]
-    for name, values in (
-        ("mode", {"active", "semi_honest"}),
-        ("suite", {"x25519-aes128", "mlkem768x25519-aes256"}),
-    ):
+    for name, values in (("mode", {"active", "semi_honest"}), ("suite", {"x25519-aes128", "mlkem768x25519-aes256"})):
         assert {setting[name] for setting in settings} == values
 
 

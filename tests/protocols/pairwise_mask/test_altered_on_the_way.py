@@ -38,10 +38,7 @@ FROM_CLIENTS = (
     MessageKind.UNMASKING_SHARES,
 )
 ACTIVE_ALONE = {MessageKind.SURVIVOR_SET, MessageKind.SURVIVOR_SIGNATURE}
-FLIPS = {
-    Suite.CLASSIC: ((0.0, 0), (0.5, 3), (0.97, 7)),
-    Suite.HYBRID: ((0.2, 7), (0.8, 0), (1.0, 6)),
-}
+FLIPS = {Suite.CLASSIC: ((0.0, 0), (0.5, 3), (0.97, 7)), Suite.HYBRID: ((0.2, 7), (0.8, 0), (1.0, 6))}
 """Offset after the header, and the bit."""
 CASES = [
     pytest.param(mode, suite, kind, id=f"{mode}-{suite.name}-{kind.name}")

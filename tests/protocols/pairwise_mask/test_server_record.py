@@ -194,15 +194,7 @@ def under_another_name(snapshot: bytes) -> bytes:
     return snapshot[:at] + ClientId(999).encode() + snapshot[at + len(second) :]
 
 
-@pytest.mark.parametrize(
-    ("index", "spoil"),
-    [
-        (0, completed),
-        (0, out_of_order),
-        (0, twice),
-        (2, under_another_name),
-    ],
-)
+@pytest.mark.parametrize(("index", "spoil"), [(0, completed), (0, out_of_order), (0, twice), (2, under_another_name)])
 def test_what_no_server_would_have_written_is_refused(index: int, spoil: Callable[[bytes], bytes]) -> None:
     spoilt = spoil(some_snapshots()[index])
     assert spoilt != some_snapshots()[index]

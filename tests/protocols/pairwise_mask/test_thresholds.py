@@ -492,12 +492,7 @@ FULL_IN_BOTH_MODES = [partial(least_threshold, FULL, mode) for mode in SecurityM
         (
             [corrupted_neighbours, corrupted_in_window],
             LATTICE,
-            {
-                "population": (1, 22, 100.0),
-                "corrupted": (-1, True),
-                "degree": (21, 100),
-                "bits": (0, MAXIMUM_BITS + 1),
-            },
+            {"population": (1, 22, 100.0), "corrupted": (-1, True), "degree": (21, 100), "bits": (0, MAXIMUM_BITS + 1)},
         ),
         (
             [require_committee],

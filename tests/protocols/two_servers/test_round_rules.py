@@ -19,12 +19,7 @@ COLLECTING, SIGNED, AGREED, FAILED = RoundState
 
 
 def rules(**changes: Any) -> RoundRules:
-    chosen: dict[str, Any] = {
-        "minimum_cohort": 2,
-        "maximum_cohort": 6,
-        "maximum_rejections": 2,
-        **changes,
-    }
+    chosen: dict[str, Any] = {"minimum_cohort": 2, "maximum_cohort": 6, "maximum_rejections": 2, **changes}
     return RoundRules(**chosen)
 
 

@@ -181,8 +181,7 @@ def test_padding_is_cut_and_what_is_within_the_quote_has_one_form(maker: Maker) 
 
 
 @pytest.mark.parametrize(
-    ("current", "status"),
-    [((5, 3, 9), "UpToDate"), ((6, 3, 9), "UpToDate"), ((4, 3, 9), "OutOfDate")],
+    ("current", "status"), [((5, 3, 9), "UpToDate"), ((6, 3, 9), "UpToDate"), ((4, 3, 9), "OutOfDate")]
 )
 def test_a_module_that_was_replaced_under_the_guest_is_judged_too(
     maker: Maker, current: tuple[int, ...], status: str

@@ -194,9 +194,7 @@ def test_a_minimum_for_other_processors_is_never_reached() -> None:
     ids=str,
 )
 def test_a_certificate_for_another_chip_or_version_is_refused(
-    snp: Snp,
-    extensions: dict[str, bytes],
-    saying: str,
+    snp: Snp, extensions: dict[str, bytes], saying: str
 ) -> None:
     other = snp.made.chip_certificate(snp.made.vendor_extensions() | extensions).der
     collateral = snp.collateral(chip_certificate=other)

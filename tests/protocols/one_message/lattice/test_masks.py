@@ -420,10 +420,7 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
     others = data.draw(st.sampled_from([(), (Values(30, 9, (-3, 3)),), (Values(40, 8),)]))
     length = data.draw(st.sampled_from([1, 700, 3000]))
     parameters = plan(
-        rounded_values(length, sent_bits + fine_bits, fine_bits, *others),
-        40,
-        choose_committee(5, 1),
-        degrees=(degree,),
+        rounded_values(length, sent_bits + fine_bits, fine_bits, *others), 40, choose_committee(5, 1), degrees=(degree,)
     ).with_witnesses()
     (run, *_) = parameters.runs
     assert (run.size, run.dropped, run.sent) == (length, fine_bits, sent_bits)

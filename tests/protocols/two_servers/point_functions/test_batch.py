@@ -165,11 +165,7 @@ def test_threads_that_are_none_are_refused_before_coins_are_drawn(threads: Any) 
 
 def test_a_share_of_another_kind_is_not_added(share: Share) -> None:
     shares = share(TREE, np.arange(20))
-    for total in (
-        HistogramShare(TREE, 20, 1),
-        HistogramShare(TREE, 19, 0),
-        HistogramShare(FIELD_TREE, 20, 0),
-    ):
+    for total in (HistogramShare(TREE, 20, 1), HistogramShare(TREE, 19, 0), HistogramShare(FIELD_TREE, 20, 0)):
         with pytest.raises(Misuse):
             total.add(shares[0])
 

@@ -51,10 +51,7 @@ class IncrementalPointFunction:
             keep, lose = int(bit), 1 - int(bit)
             grown = [self.children(level, seed) for seed in seeds]
             correction = xor(grown[0][0][lose], grown[1][0][lose])
-            control_corrections = (
-                grown[0][1][0] ^ grown[1][1][0] ^ keep ^ 1,
-                grown[0][1][1] ^ grown[1][1][1] ^ keep,
-            )
+            control_corrections = (grown[0][1][0] ^ grown[1][1][0] ^ keep ^ 1, grown[0][1][1] ^ grown[1][1][1] ^ keep)
             values = list[list[int]]()
             for server in (0, 1):
                 seed, control = grown[server][0][keep], grown[server][1][keep]
