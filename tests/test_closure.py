@@ -15,9 +15,9 @@ from tests.harness.house import copy_of, plant, report, shipped_modules, typing_
 
 pytestmark = pytest.mark.repository
 
-BARS = {"pairwise_mask": 3_955, "one_message": 3_305, "enclave": 2_940, "two_servers": 3_900, "light_secagg": 1_600}
+BARS = {"pairwise_mask": 3_930, "one_message": 3_275, "enclave": 2_915, "two_servers": 3_875, "light_secagg": 1_595}
 """Maximum lines of code of each client. Lower it when the code shrinks."""
-GOALS = {"pairwise_mask": 3_955, "one_message": 3_060, "enclave": 2_940, "two_servers": 3_900, "light_secagg": 1_600}
+GOALS = {"pairwise_mask": 3_930, "one_message": 3_060, "enclave": 2_915, "two_servers": 3_875, "light_secagg": 1_595}
 LATE = {"secagg.crypto.hpke", "secagg.protocols.pairwise_mask.suites"}
 """Modules that import the hybrid suite inside the functions that need it."""
 ATTESTATION, ATTESTATION_BAR = "secagg.protocols.enclave.attestation", 1_370

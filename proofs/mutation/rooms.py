@@ -199,6 +199,7 @@ ROOMS: Final = (
             "ledger.py",
             "store.py",
             "certificates.py",
+            "signing_keys.py",
             "durable.py",
             "sealed_state.py",
         ),

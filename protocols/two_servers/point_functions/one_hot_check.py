@@ -77,9 +77,11 @@ class OneHotShare(Protocol):
     @property
     def digest(self) -> bytes:
         """Digest of all inputs of the share: equal digests mean equal shares."""
+        ...
 
     def lanes(self, first: int, count: int) -> Lanes:
         """Return the lanes of blocks [first, first + count) as an array of count rows; the caller only reads it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
