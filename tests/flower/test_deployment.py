@@ -21,7 +21,7 @@ from secagg.analytics import summed
 from tests.harness.flower_federation import Federation, until
 from tests.harness.town_of_sites import declared, functions, people
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.long]
 
 NODES = 9
 """A full graph of nine clients tolerates three dropouts, and two in active mode."""
