@@ -1,7 +1,4 @@
-"""Deployments: models and statistics of five sites, and attempts to bypass three with `secagg node nvflare`'s files.
-
-Every byte that arrives at the server is searched.
-"""
+"""A deployment of five sites whose operators enforce nothing: every byte that arrives at the server is searched."""
 
 from __future__ import annotations
 
@@ -27,11 +24,6 @@ def jobs_under(kit: str, folder: Path) -> Found:
     lines = lab(folder, "lab_sites.py", kit).splitlines()
     found = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("RESULT ")]
     return {one["job"]: one for one in found}
-
-
-def require_nothing_arrived(job: dict[str, Any]) -> None:
-    assert (job["updates"], job["array"], job["tracking"], job["marks"], job["files"]) == (0, False, False, [], [])
-    assert "COMPLETED" not in job["ended"]
 
 
 @pytest.fixture(scope="module")
@@ -69,35 +61,3 @@ def test_a_deployment_goes_on_without_a_site_that_is_killed_while_it_trains(open
     # A script's tracking logs are in the clear, and are found: the search covers the right bytes.
     assert job["tracking"]
     assert (job["updates"], job["differences"]) == (0, 0)
-
-
-def test_the_scope_stops_jobs_that_forgot_and_not_what_hostile_code_says_besides(tmp_path: Path) -> None:
-    found = jobs_under("scope", tmp_path)
-    secure = found.pop("secure")
-    assert "COMPLETED" in secure["ended"]
-    assert (secure["updates"], secure["tracking"]) == (0, False)
-    hostile = found.pop("hostile")
-    # Its result is masked like any other, but its code bypasses every filter, as documented.
-    assert (hostile["updates"], hostile["array"]) == (0, False)
-    assert {"cookie", "message"} <= {*hostile["marks"]}
-    assert not {"result", "event", "log"} & {*hostile["marks"]}
-    assert hostile["files"]
-    for job in found.values():
-        require_nothing_arrived({**job, "files": []})
-    assert "this site answers only secure sums" in str(found["plain"]["said"])
-    assert "would run after the protocol" in str(found["own filter"]["said"])
-    assert "duplicate component id secagg-site" in str(found["our id"]["said"])
-    assert "privacy scope 'other' is not allowed" in found["other scope"]["ended"]
-
-
-def test_a_closed_site_runs_its_own_script_and_no_code_of_a_job(tmp_path: Path) -> None:
-    found = jobs_under("closed", tmp_path)
-    secure = found.pop("secure")
-    assert "COMPLETED" in secure["ended"]
-    require_nothing_arrived({**secure, "ended": ""})
-    for job in found.values():
-        require_nothing_arrived(job)
-    assert "BYOC not permitted" in found["hostile"]["ended"]
-    assert "is not a script that this site allows" in str(found["other script"]["said"])
-    for name in ("command", "hidden command"):
-        assert "is not allowed at this site" in str(found[name]["said"])

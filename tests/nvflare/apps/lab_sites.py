@@ -20,12 +20,24 @@ from typing import Any
 import numpy as np
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from nvflare.tool.poc.poc_commands import _start_poc, get_prod_dir, prepare_poc_provision, setup_service_config
+from nvflare.lighter.provision import gen_default_project_config
+from nvflare.lighter.utils import load_yaml
+from nvflare.tool.poc.poc_commands import (
+    _start_poc,
+    get_prod_dir,
+    prepare_poc_provision,
+    save_project_config,
+    setup_service_config,
+    update_clients,
+    update_server_name,
+)
 
 from secagg.nvflare import secure, statistics_job
 from tests.harness.town_of_sites import declared, people, write_declaration, write_people
 
 SITES = {"open": 5, "scope": 3, "closed": 3, "lasting": 4}
+PORTS = {"open": 8002, "scope": 8012, "closed": 8022, "lasting": 8032}
+"""Kits run side by side."""
 ADMIN = "admin@nvidia.com"
 APPS = Path(__file__).resolve().parent
 MARKER = "a-marker-in-the-clear"
@@ -153,6 +165,19 @@ def job(folder: Path, name: str, change: Change, sites: int, *, is_secure: bool)
     return str(to / "lab")
 
 
+def planned(kit: str, folder: Path) -> Path:
+    """Write NVFlare's example of a project with a kit's sites and port."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kit}.yml"
+    gen_default_project_config("dummy_project.yml", str(path))
+    project = update_clients([], SITES[kit], update_server_name(load_yaml(str(path))))
+    for participant in project["participants"]:
+        if participant["type"] == "server":
+            participant["fed_learn_port"] = PORTS[kit]
+    save_project_config(project, str(path))
+    return path
+
+
 def prepared(kit: str, workspace: Path) -> Path:
     """Provision a project, write its operators' files, and return the folder of its kits."""
     prepare_poc_provision(
@@ -161,7 +186,7 @@ def prepared(kit: str, workspace: Path) -> Path:
         workspace=str(workspace),
         docker_image=None,
         use_he=False,
-        project_conf_path="",
+        project_conf_path=str(planned(kit, workspace.parent)),
         examples_dir=None,
     )
     project, _ = setup_service_config(str(workspace))
