@@ -24,8 +24,11 @@ CORE = tuple(
     f"secagg.{room}"
     for room in ("errors", "identifiers", "blame", "parameters", "choices", "wire", "declared", "crypto", "contract")
 )
-ADMITTED = {"secagg.privacy.kinds", "secagg.privacy.noise", "secagg.session.certificates", "secagg.session.frames"}
-"""What the trusted part takes of other rooms: noise, whose key signs an upload, and where a host's message ends."""
+ADMITTED = {
+    f"secagg.{module}"
+    for module in ("privacy.kinds", "privacy.noise", "session.certificates", "session.signing_keys", "session.frames")
+}
+"""What the trusted part takes of other rooms: noise, whose key signs or agrees, and where a host's message ends."""
 PACKAGES = {"secagg", "secagg.lazy", "secagg.privacy", "secagg.protocols.enclave", "secagg.session"}
 """Loaded on the way, with nothing in them that does anything."""
 LATE = {"secagg.crypto.hybrid_key_agreement"}

@@ -14,7 +14,7 @@ from secagg.crypto.secret import Secret
 from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import ServerId
 from secagg.parameters import Suite
-from secagg.protocols.two_servers import upload as upload_module
+from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers.opened_upload import open_body
 from secagg.protocols.two_servers.upload import UPLOAD_SEED_BYTES, ring_mask_key, seal_body, sealing_info
 from tests.harness.indexing_rounds import framed
@@ -52,7 +52,7 @@ def test_what_did_not_authenticate_is_overwritten(monkeypatch: pytest.MonkeyPatc
         buffers.append(buffer)
         buffer[:] = bytes(len(buffer))
 
-    monkeypatch.setattr(upload_module, "overwrite", recorded)
+    monkeypatch.setattr(opened_upload, "overwrite", recorded)
     with pytest.raises(AuthenticationFailed) as caught:
         open_body(seed(), ONE, HEADER, sealed()[:-1] + b"\0")
     assert caught.value.culprits is UNDECIDED
