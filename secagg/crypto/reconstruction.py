@@ -46,7 +46,7 @@ def reconstruct(shares: Sequence[Share], *, threshold: int, kind: str = "reconst
 
 
 def correct(shares: Sequence[Share], *, threshold: int, kind: str = "reconstructed secret") -> Corrected:
-    """Reconstruct a secret from shares, some of which may be wrong, and name the wrong ones.
+    """Reconstruct a secret although some shares may be wrong, and name the wrong ones.
 
     Implements: [MS81], with the wrong shares located by [Mas69].
     Args:
