@@ -183,6 +183,7 @@ ROOMS: Final = (
                 "test_server_messages.py",
                 "test_standing_rules.py",
                 "test_standing_server.py",
+                "test_envelope.py",
                 "test_upload.py",
                 "point_functions/test_batch.py",
             ),
