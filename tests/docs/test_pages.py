@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,21 @@ def test_what_a_page_adds_to_a_recipe_is_what_its_guide_adds(repository: Path) -
     guide = (repository / "secagg" / "nvflare" / "README.md").read_text(encoding="utf-8").splitlines()
     assert added
     assert set(added) <= set(guide)
+
+
+def test_names_that_pages_import_exist() -> None:
+    """`make site` runs the pages too, but takes longer."""
+    missing = [
+        f"{name}: {node.module}.{alias.name}"
+        for name, text in WRITTEN.items()
+        for block in blocks_of(text)
+        if block.language == "python"
+        for node in ast.walk(ast.parse(block.body))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("secagg")
+        for alias in node.names
+        if not hasattr(import_module(node.module), alias.name)
+    ]
+    assert not missing, ", ".join(missing)
 
 
 def test_tutorials_have_code() -> None:
