@@ -103,12 +103,12 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 	  tests/flower/apps/*.py tests/flower/test_failed_rounds.py tests/flower/test_one_message.py tests/flower/test_rounds_in_memory.py \
 	  tests/flower/test_noise.py tests/flower/test_overlaps.py \
 	  tests/flower/test_analytics.py tests/flower/test_downlink.py benchmarks/bench_flower.py
-	$(FLOWER)/bin/python -m pytest -p no:randomly --durations 20 -m "flower and not long" tests/flower
+	$(FLOWER)/bin/python -m pytest -p no:randomly -n 2 --dist loadfile --durations 20 -m "flower and not long" tests/flower
 
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
 	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy --cache-dir $(NVFLARE)/.mypy_cache \
 	  secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
-	$(NVFLARE)/bin/python -m pytest -p no:randomly --durations 20 -m "nvflare and not long" tests/nvflare
+	$(NVFLARE)/bin/python -m pytest -p no:randomly -n 3 --dist loadfile --durations 20 -m "nvflare and not long" tests/nvflare
 
 newest-platforms: $(INSTALLED)  ## run flower and nvflare with the newest release of each; for every night, not every change
 	$(MAKE) flower FLWR=$$($(BIN)/python -m pip index versions flwr | sed -n 's/^flwr (\(.*\))/\1/p')
@@ -217,7 +217,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Flower and NVFlare pin other versions of some of their dependencies than constraints.txt, so only these are held.
 HELD = $$(grep -E '^($(1))==' constraints.txt)
 ADAPTERS := peft==0.21.2 transformers==5.24.0
-TESTING := numpy|cryptography|pytest|pytest-randomly|hypothesis
+TESTING := numpy|cryptography|pytest|pytest-randomly|pytest-xdist|hypothesis
 
 build/%/.venv/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv --clear $(@D)
