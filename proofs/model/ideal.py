@@ -23,6 +23,7 @@ from secagg.errors import UNDECIDED, AuthenticationFailed
 from secagg.identifiers import AttemptContext
 from secagg.parameters import Suite
 from secagg.protocols.pairwise_mask import relay, round2_masked_input
+from secagg.protocols.pairwise_mask import session as pairwise_session
 from secagg.protocols.two_servers import client as indexing_client
 from secagg.protocols.two_servers import opened_upload
 from secagg.protocols.two_servers import upload as upload_module
@@ -210,8 +211,10 @@ def installed(*, with_masks: bool = False) -> Iterator[None]:
         (key_agreement, "BackendPublicKey", IdealExchangeKey),
         (aead, "AESGCM", IdealSealing),
         (upload_module, "AESGCM", IdealSealing),
+        (opened_upload, "AESGCM", IdealSealing),
         (round2_masked_input, "upload_digest", lambda _: UPLOADED),
         (relay, "upload_digest", lambda _: UPLOADED),
+        (pairwise_session, "upload_digest", lambda _: UPLOADED),
         (indexing_client, "sealing_key", IdealSealingKey),
         (opened_upload, "sealing_pair", IdealSealingPair),
         (hybrid_key_agreement, "HybridKeyPair", IdealHybridPair),
