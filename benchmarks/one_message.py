@@ -23,7 +23,7 @@ from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.masks import EpochRing
 from secagg.protocols.one_message.opening import Accumulator, Opening
 from secagg.protocols.one_message.parameters import Parameters, Values
-from secagg.protocols.one_message.session import choose_committee, plan
+from secagg.protocols.one_message.session import choose_committee, dealt_bytes, plan
 from secagg.protocols.one_message.sharing import Dealing, deal
 
 LENGTH = 1 << 20
@@ -128,7 +128,7 @@ def _holders(parameters: Parameters) -> Iterator[Figure]:
     yield Figure(name=f"holder, a share from a seed checked, {case}", value=seconds["seed"] * 1e3, unit="ms")
     yield Figure(name=f"holder, a share of words checked, {case}", value=seconds["words"] * 1e3, unit="ms")
     yield Figure(name=f"server, recovering the sum of secrets, {case}", value=seconds["recover"] * 1e3, unit="ms")
-    yield Figure(name=f"shares and polynomial, {case}", value=parameters.dealt_bytes / 1e3, unit="kB")
+    yield Figure(name=f"shares and polynomial, {case}", value=dealt_bytes(parameters) / 1e3, unit="kB")
 
 
 def _seed() -> Secret:

@@ -15,7 +15,7 @@ from tests.harness.house import copy_of, plant, report, shipped_modules, typing_
 
 pytestmark = pytest.mark.repository
 
-BARS = {"pairwise_mask": 3_930, "one_message": 3_275, "enclave": 2_915, "two_servers": 3_875, "light_secagg": 1_595}
+BARS = {"pairwise_mask": 3_930, "one_message": 3_233, "enclave": 2_915, "two_servers": 3_875, "light_secagg": 1_595}
 """Maximum lines of code of each client. Lower it when the code shrinks."""
 GOALS = {"pairwise_mask": 3_930, "one_message": 3_060, "enclave": 2_915, "two_servers": 3_875, "light_secagg": 1_595}
 LATE = {"secagg.crypto.hpke", "secagg.protocols.pairwise_mask.suites"}

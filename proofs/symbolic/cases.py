@@ -79,7 +79,7 @@ CHECKS = {
     ("inputs", "key of the context"): "secagg.protocols.pairwise_mask.round2_masked_input:pairwise_mask_key",
     ("inputs", "every edge"): "secagg.protocols.pairwise_mask.round2_masked_input:mask_input",
     ("one_message", "record"): "secagg.protocols.one_message.configuration:verify_epoch",
-    ("one_message", "bound record"): "secagg.protocols.one_message.configuration:make_holder_keys",
+    ("one_message", "bound record"): "secagg.protocols.one_message.holder:make_holder_keys",
     ("one_message", "holder keys"): "secagg.protocols.one_message.configuration:verify_epoch",
     ("one_message", "signed terms"): "secagg.protocols.one_message.messages:challenge_of",
     ("one_message", "sealed terms"): "secagg.protocols.one_message.messages:sealing_info",

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from secagg.blame import said_by, unverified
 from secagg.contract.layout import Layout
 from secagg.crypto.entropy import Coins
-from secagg.crypto.hpke import ClassicSealingKey, ClassicSealingPair, sealing_key, sealing_pair
+from secagg.crypto.hpke import ClassicSealingKey, sealing_key
 from secagg.crypto.labels import Label, bind
-from secagg.crypto.secret import Secret, draw_exactly
+from secagg.crypto.secret import draw_exactly
 from secagg.declared import MESSAGE_FORM, Message, choice, encoded, fixed, nested, repeated, unsigned, variable
 from secagg.errors import UNDECIDED, InvalidParameters, MalformedMessage, PeerMisbehaved, Reason, blaming
 from secagg.identifiers import AttemptContext, HolderId, Party
@@ -40,7 +40,7 @@ from secagg.wire import FORMS, MessageKind
 from .parameters import MAXIMUM_HOLDERS, Committee, Parameters
 
 if TYPE_CHECKING:
-    from secagg.crypto.hybrid_key_agreement import HybridKeyPair, HybridPublicKey
+    from secagg.crypto.hybrid_key_agreement import HybridPublicKey
     from secagg.privacy.client_noise import ClientNoise, NoiseSettings
     from secagg.session.client_policy import ClientPolicy, Compared
 
@@ -177,17 +177,6 @@ class HolderSignature:
 
     holder: Annotated[int, unsigned(2)]
     signature: Annotated[bytes, variable(SIGNATURE_BYTES)]
-
-
-def make_holder_keys(  # noqa: PLR0913 -- what the message has
-    record: EpochRecord, position: int, root: Secret, nonce: bytes, *, until: int, key: SigningKey | None
-) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
-    """Derive a holder's key pair for an epoch, and the message that publishes it."""
-    pair = sealing_pair(record.suite, root, record.context)
-    keys = HolderKeys(
-        record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce, until=until
-    )
-    return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
 
 
 def draw_nonce(coins: Coins) -> bytes:

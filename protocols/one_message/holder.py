@@ -14,13 +14,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from threading import RLock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 import numpy as np
 
 from secagg.blame import from_server
 from secagg.crypto.entropy import Coins
+from secagg.crypto.hpke import ClassicSealingPair, sealing_pair
 from secagg.crypto.labels import Label
 from secagg.crypto.merkle import recover_root
 from secagg.crypto.secret import Confined, Secret
@@ -43,7 +44,7 @@ from secagg.session.client_policy import ClientPolicy
 from secagg.session.frames import encode_refusal
 from secagg.wire import MessageKind, message_kind
 
-from .configuration import BY_HOLDERS, NO_KEY, Agreement, EpochRecord, Offer, SumTerms, draw_nonce, make_holder_keys
+from .configuration import BY_HOLDERS, NO_KEY, Agreement, EpochRecord, HolderKeys, Offer, SumTerms, draw_nonce
 from .messages import challenge_of, leaf, sealing_info, share_context, upload_digest
 from .parameters import CHECK_WORDS, FIELD, Parameters
 from .requests import (
@@ -61,6 +62,9 @@ from .requests import (
     require_signed,
 )
 from .sharing import WORD, Elements, challenge_weights, decode_words, expand_share, holder_point, multiply, power_matrix
+
+if TYPE_CHECKING:
+    from secagg.crypto.hybrid_key_agreement import HybridKeyPair
 
 MOST_UPLOADS: Final = 1 << 20
 """Limit on uploads of an epoch, which all use the same public polynomials."""
@@ -446,6 +450,17 @@ class Holder(Confined):
 
     def __repr__(self) -> str:
         return f"<Holder {self.position} of epoch {self._record.number}>"
+
+
+def make_holder_keys(  # noqa: PLR0913 -- what the message has
+    record: EpochRecord, position: int, root: Secret, nonce: bytes, *, until: int, key: SigningKey | None
+) -> tuple[HolderKeys, ClassicSealingPair | HybridKeyPair]:
+    """Derive a holder's key pair for an epoch, and the message that publishes it."""
+    pair = sealing_pair(record.suite, root, record.context)
+    keys = HolderKeys(
+        record=record.context.digest, position=position, sealing_key=pair.public_key.encoded, nonce=nonce, until=until
+    )
+    return replace(keys, signature=record.sign(key, Label.ONE_MESSAGE_HOLDER_KEYS, *keys.parts)), pair
 
 
 def _leave_fork() -> None:

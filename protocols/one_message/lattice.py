@@ -103,19 +103,6 @@ def security_bits(degree: int, modulus_bits: int) -> float:
     return primal_attack(degree, modulus_bits, REVEALED_SIGMA, REVEALED_SIGMA).bits - MARGIN_BITS
 
 
-@lru_cache(maxsize=64)
-def greatest_modulus_bits(degree: int, least_security: int) -> int:
-    """Return the widest modulus that gives this much security in this degree; zero if none does."""
-    low, high = 0, degree
-    while low < high:
-        middle = (low + high + 1) // 2
-        if security_bits(degree, middle) >= least_security:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _hermite_bits(block: int) -> float:
     return math.log2((math.pi * block) ** (1 / block) * block / (2 * math.pi * math.e)) / (2 * (block - 1))
 
@@ -307,18 +294,6 @@ def products(public: Spectrum, short: Spectrum) -> Integers:
     integers = parts.view(np.int64)
     integers -= _ROUNDER_BITS
     return np.moveaxis(integers.reshape(*scaled.shape, 2), -1, -2)
-
-
-def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.int64]]:
-    """Split the entries of a sum of secrets into limbs in [-2^(bits-1), 2^(bits-1)), lowest first."""
-    limbs = list[npt.NDArray[np.int64]]()
-    rest = total.astype(np.int64)
-    half = 1 << (bits - 1)
-    while rest.any() or not limbs:
-        limb = ((rest + half) & ((1 << bits) - 1)) - half
-        limbs.append(limb)
-        rest = (rest - limb) >> bits
-    return limbs
 
 
 @lru_cache(maxsize=8)

@@ -47,7 +47,7 @@ from .masks import (
     subtract_wide,
     word_count,
 )
-from .parameters import DEVIATIONS, MOST_NOISE_ENERGY, Parameters, energy_factor, least_guard_bits, pieces_of
+from .parameters import DEVIATIONS, MOST_NOISE_ENERGY, Parameters, least_guard_bits, pieces_of
 
 if TYPE_CHECKING:
     from .configuration import Agreement
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 
 _NOISE_BITS: Final = 62
+_LEAST_NOISE_ENERGY: Final = 1.5
+"""Limit on the noise's energy with many coefficients, as a multiple of its mean."""
+_FAILURE_BITS: Final = 40
 _WIDE_PLANE: Final = 32
 _SUM_OF_NARROW_PLANES: Final = 1 << 16
 """Number of 16-bit values that can be added in 32 bits."""
@@ -141,6 +144,18 @@ def largest_entry(count: int) -> float:
     return DEVIATIONS * SIGMA * math.sqrt(count)
 
 
+def split_sum(total: npt.NDArray[np.int32], bits: int) -> list[npt.NDArray[np.int64]]:
+    """Split the entries of a sum of secrets into limbs in [-2^(bits-1), 2^(bits-1)), lowest first."""
+    limbs = list[npt.NDArray[np.int64]]()
+    rest = total.astype(np.int64)
+    half = 1 << (bits - 1)
+    while rest.any() or not limbs:
+        limb = ((rest + half) & ((1 << bits) - 1)) - half
+        limbs.append(limb)
+        rest = (rest - limb) >> bits
+    return limbs
+
+
 class Opening:
     """Removal of masks from a sum, given the sum of secrets."""
 
@@ -150,7 +165,7 @@ class Opening:
     def unmasked(self, total: Accumulator, sum_secret: SumOfSecrets) -> list[Word]:
         """Return the coefficients of a sum, or of one piece, minus the masks derived from a sum of secrets."""
         words, offset = total.coefficients(), total.runs[0].first
-        limbs = lattice.split_sum(sum_secret, self._ring.sum_limb_bits)
+        limbs = split_sum(sum_secret, self._ring.sum_limb_bits)
         spectra = [lattice.spectra(limb) for limb in limbs]
         for first, count in self._ring.blocks(offset, total.runs[-1].end):
             start, end = (min(place, total.runs[-1].end) - offset for place in self._ring.range_of(first, count))
@@ -225,6 +240,18 @@ class OpenedSum:
                 raise WrongSecret("the unmasked values do not match their check words")
             rounded -= rounded.dtype.type(self._count // 2 & low_bits(8 * rounded.itemsize))
             rounded &= rounded.dtype.type(low_bits(parameters.segments[fine].ring_bits))
+
+
+def energy_factor(coefficients: int) -> float:
+    """Return the limit on the noise's energy as a multiple of its mean: 1.5, or more if there are few coefficients.
+
+    The squares of m sub-Gaussian values exceed f times their mean with probability below exp(-m (f - 1 - ln f) / 2).
+    """
+    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
+    factor = _LEAST_NOISE_ENERGY
+    while factor - 1 - math.log(factor) < due:
+        factor *= 1.05
+    return factor
 
 
 def noise_energy(words: list[Word], lowest: int, bits: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, NamedTuple
@@ -136,11 +136,8 @@ DEVIATIONS: Final = 10
 LEAST_SECURITY: Final = 128
 UNNOTICED_BITS: Final = 64
 """A wrong sum of secrets passes with probability at most 2^-64 over the public polynomials."""
-LEAST_NOISE_ENERGY: Final = 1.5
 MOST_NOISE_ENERGY: Final = 2.1
-"""Maximum energy of an opened sum's noise, as a multiple of its mean: the limit with many coefficients, and the upper
-limit, which determines the number of zeros after the values."""
-_FAILURE_BITS: Final = 40
+"""Maximum energy of an opened sum's noise, as a multiple of its mean; sets the number of zeros after the values."""
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 2
 CHECK_WORDS: Final = 8
@@ -280,11 +277,6 @@ class Parameters:
                 missing -= -(-segment.length // k) * (lowest - noise_bits)
         return max(1, math.ceil(missing / (self.modulus_bits - noise_bits)))
 
-    def with_witnesses(self) -> Parameters:
-        values, zeros = list(self.segments), self.inputs - 1
-        values[zeros] = replace(values[zeros], length=self.witnesses)
-        return replace(self, segments=tuple(values))
-
     @property
     def inputs(self) -> int:
         """Number of segments with values of a client: all except check words."""
@@ -326,11 +318,6 @@ class Parameters:
     @property
     def polynomial_bytes(self) -> int:
         return self.threshold * CHECK_WORDS * WORD_BYTES
-
-    @property
-    def dealt_bytes(self) -> int:
-        """Bytes of all shares and the polynomial, without sealing."""
-        return sum(map(self.share_bytes, range(self.holders))) + self.polynomial_bytes
 
     @property
     def security_bits(self) -> float:
@@ -383,18 +370,6 @@ class Parameters:
             raise InvalidParameters(
                 f"{self.coefficients} coefficients exceed {MAXIMUM_COEFFICIENTS}; divide the layout"
             )
-
-
-def energy_factor(coefficients: int) -> float:
-    """Return the limit on the noise's energy as a multiple of its mean: 1.5, or more if there are few coefficients.
-
-    The squares of m sub-Gaussian values exceed f times their mean with probability below exp(-m (f - 1 - ln f) / 2).
-    """
-    due = 2 * _FAILURE_BITS * math.log(2) / coefficients
-    factor = LEAST_NOISE_ENERGY
-    while factor - 1 - math.log(factor) < due:
-        factor *= 1.05
-    return factor
 
 
 def _bits_of_entry(radius: float) -> float:

@@ -6,7 +6,7 @@ Plans the cheapest parameters, an epoch's record and an offer from an operator's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, ClassVar, Final
@@ -29,7 +29,7 @@ from secagg.session.stages import Checked, StagedServerSession
 from secagg.wire import FORMS, MessageKind, message_kind
 
 from .configuration import NO_KEY, Agreement, Configuration, EpochRecord, HolderIdentity, Offer, SumTerms, noise_of
-from .lattice import greatest_modulus_bits
+from .lattice import security_bits
 from .opening import Adder, OneMessageCut
 from .parameters import (
     DEGREES,
@@ -86,7 +86,7 @@ def _cheapest(
             words = _SECOND_WORD_COSTS if modulus_bits > _WORD_BITS else 1.0
             # Ignores the ends of pieces, which are numerous in a long upload and the same in every lattice.
             sent = sum(run.sent_bytes for run in fitting.whole_runs)
-            found.append(((sent + fitting.dealt_bytes) * words, fitting))
+            found.append(((sent + dealt_bytes(fitting)) * words, fitting))
         except InvalidParameters as error:
             refused = error
     if not found:
@@ -94,6 +94,18 @@ def _cheapest(
         raise _too_wide(segments, capacity, degrees) or refused
     # Among lattices of equal length, the narrowest is the strongest.
     return min(found, key=lambda entry: (entry[0], entry[1].modulus_bits))[1]
+
+
+def with_witnesses(planned: Parameters) -> Parameters:
+    """Return the parameters with as many zeros as they need."""
+    values, zeros = list(planned.segments), planned.inputs - 1
+    values[zeros] = replace(values[zeros], length=planned.witnesses)
+    return replace(planned, segments=tuple(values))
+
+
+def dealt_bytes(parameters: Parameters) -> int:
+    """Return the bytes of all shares and the polynomial of an upload, without sealing."""
+    return sum(map(parameters.share_bytes, range(parameters.holders))) + parameters.polynomial_bytes
 
 
 def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee:
@@ -124,6 +136,19 @@ def choose_committee(holders: int, corrupted: int, absent: int = 0) -> Committee
     while 2 * packing <= min(MAXIMUM_PACKING, spare // 2 + 1):
         packing *= 2
     return Committee(holders, corrupted, threshold, packing, quorum)
+
+
+@lru_cache(maxsize=64)
+def greatest_modulus_bits(degree: int, least_security: int) -> int:
+    """Return the widest modulus that gives this much security in this degree; zero if none does."""
+    low, high = 0, degree
+    while low < high:
+        middle = (low + high + 1) // 2
+        if security_bits(degree, middle) >= least_security:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _lattices(degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -208,7 +233,7 @@ def plan_offer(  # noqa: PLR0913 -- all but four have defaults
         InvalidParameters: nothing fits; the message names the next parameters that do.
     """
     values = masked_values(subject.layout, tuple(bounds or [None] * len(subject.layout.segments)))
-    parameters = plan(values, capacity, record.committee).with_witnesses()
+    parameters = with_witnesses(plan(values, capacity, record.committee))
     return Offer(
         record=record.encode(),
         keys=tuple(keys),

@@ -15,7 +15,8 @@ import numpy as np
 from secagg.crypto.labels import Label
 from secagg.crypto.secret import Secret
 from secagg.identifiers import ClientId, ServerId
-from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, HolderSignature, Offer, make_holder_keys
+from secagg.protocols.one_message.configuration import EpochRecord, HolderKeys, HolderSignature, Offer
+from secagg.protocols.one_message.holder import make_holder_keys
 from secagg.protocols.one_message.messages import Upload, challenge_of, share_tree, upload_digest, vector_digest
 from secagg.protocols.one_message.requests import (
     Answer,
@@ -27,6 +28,7 @@ from secagg.protocols.one_message.requests import (
     Receipt,
     UploadList,
 )
+from secagg.protocols.one_message.session import with_witnesses
 from secagg.session.certificates import Standing
 
 from .one_message_play import NOW, SERVER, Play, resigned
@@ -107,7 +109,7 @@ def planned(**changes: Any) -> Edit:
 
 
 def _planned(offer: Offer, **changes: Any) -> Offer:
-    parameters = replace(offer.configuration.parameters, **changes).with_witnesses()
+    parameters = with_witnesses(replace(offer.configuration.parameters, **changes))
     return replace(offer, configuration=replace(offer.configuration, parameters=parameters))
 
 

@@ -12,7 +12,7 @@ from secagg.contract import Layout, RingSegment
 from secagg.declared import At
 from secagg.errors import InvalidParameters, MalformedMessage
 from secagg.protocols.one_message import parameters, session
-from secagg.protocols.one_message.lattice import greatest_modulus_bits
+from secagg.protocols.one_message.opening import energy_factor
 from secagg.protocols.one_message.parameters import (
     LEAST_FINE_BITS,
     LEAST_SECURITY,
@@ -23,13 +23,18 @@ from secagg.protocols.one_message.parameters import (
     Committee,
     Parameters,
     Values,
-    energy_factor,
     greatest_capacity,
     least_guard_bits,
     least_quorum,
     least_threshold,
 )
-from secagg.protocols.one_message.session import choose_committee, masked_values, plan
+from secagg.protocols.one_message.session import (
+    choose_committee,
+    greatest_modulus_bits,
+    masked_values,
+    plan,
+    with_witnesses,
+)
 from secagg.wire import MessageKind, Reader, Writer
 
 
@@ -125,7 +130,7 @@ def ball_bits(dimension: int, squared: float) -> float:
 def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list[Values], capacity: int) -> None:
     """Counted over all wrong sums of secrets, the chance that any passes the tests of an opened sum is below 2^-64."""
     values = [*segments, Values(1, 1), *(one.check_words for one in segments if one.fine_bits)]
-    made = plan(values, capacity, choose_committee(5, 1), degrees=(2048, 4096)).with_witnesses()
+    made = with_witnesses(plan(values, capacity, choose_committee(5, 1), degrees=(2048, 4096)))
     secrets = ball_bits(made.degree, 1.5 * made.degree * capacity * 4.5**2)
     # Bits of the coefficients that hold noise, and of the zeros, which are known whole.
     exact, known = 0, 0.0
@@ -139,7 +144,7 @@ def test_so_many_secrets_and_no_more_leave_what_honest_ones_leave(segments: list
     assert energy_factor(exact) <= MOST_NOISE_ENERGY
     noise = ball_bits(exact, energy_factor(exact) * exact * capacity * made.noise_variance)
     assert secrets + noise - known < -64
-    assert made.with_witnesses() == made
+    assert with_witnesses(made) == made
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.holder import HeldShare, open_share, summed
 from secagg.protocols.one_message.lattice import Sampler
 from secagg.protocols.one_message.parameters import CHECK_WORDS, FIELD, Parameters, Values
-from secagg.protocols.one_message.session import choose_committee, plan
+from secagg.protocols.one_message.session import choose_committee, dealt_bytes, plan
 from secagg.protocols.one_message.sharing import (
     Dealing,
     deal,
@@ -89,7 +89,7 @@ def test_shares_have_the_planned_lengths() -> None:
     lengths = [len(share) for share in dealing.shares]
     assert lengths == [TWENTY_FOUR.share_bytes(position) for position in range(24)]
     assert lengths[: TWENTY_FOUR.seeds] == [32] * TWENTY_FOUR.seeds
-    assert sum(lengths) + len(dealing.polynomial(CHALLENGE)) == TWENTY_FOUR.dealt_bytes
+    assert sum(lengths) + len(dealing.polynomial(CHALLENGE)) == dealt_bytes(TWENTY_FOUR)
     with pytest.raises(InvalidParameters, match="not a position"):
         TWENTY_FOUR.share_bytes(24)
 

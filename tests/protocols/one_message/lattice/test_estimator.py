@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from secagg.protocols.one_message.lattice import (
-    MARGIN_BITS,
-    REVEALED_SIGMA,
-    Attack,
-    greatest_modulus_bits,
-    primal_attack,
-    security_bits,
-)
+from secagg.protocols.one_message.lattice import MARGIN_BITS, REVEALED_SIGMA, Attack, primal_attack, security_bits
+from secagg.protocols.one_message.session import greatest_modulus_bits
 
 TERNARY = (2 / 3) ** 0.5
 

@@ -20,17 +20,16 @@ from secagg.protocols.one_message import lattice, masks, opening
 from secagg.protocols.one_message.decoding import SumOfSecrets
 from secagg.protocols.one_message.lattice import LARGEST
 from secagg.protocols.one_message.masks import EpochRing
-from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret, noise_energy
+from secagg.protocols.one_message.opening import OpenedSum, Opening, WrongSecret, energy_factor, noise_energy
 from secagg.protocols.one_message.parameters import (
     DEVIATIONS,
     LEAST_FINE_BITS,
     MOST_NOISE_ENERGY,
     Parameters,
     Values,
-    energy_factor,
     least_guard_bits,
 )
-from secagg.protocols.one_message.session import choose_committee, plan
+from secagg.protocols.one_message.session import choose_committee, plan, with_witnesses
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 from tests.harness.one_message_sums import Total, opened_by
 
@@ -86,7 +85,7 @@ def test_sums_are_exact_whatever_the_layout(data: st.DataObject) -> None:
         needed = max((capacity * (high - low)).bit_length(), 11)
         bounded = data.draw(st.booleans())
         segments.append(Values(length, max(bits, needed), (low, high)) if bounded else Values(length, bits))
-    parameters = plan([*segments, Values(1, 1)], capacity, choose_committee(5, 1)).with_witnesses()
+    parameters = with_witnesses(plan([*segments, Values(1, 1)], capacity, choose_committee(5, 1)))
     clients = min(capacity, data.draw(st.integers(1, 4)))
     edges = [s.bounds or (Ring(s.ring_bits).least, Ring(s.ring_bits).greatest) for s in segments]
     zeros = [0] * parameters.witnesses
@@ -419,9 +418,8 @@ def test_rounded_sums_are_within_half_a_step_and_the_noise_of_each_upload(
     sent_bits = data.draw(st.integers(1, 4 if degree == 1024 else 20))
     others = data.draw(st.sampled_from([(), (Values(30, 9, (-3, 3)),), (Values(40, 8),)]))
     length = data.draw(st.sampled_from([1, 700, 3000]))
-    parameters = plan(
-        rounded_values(length, sent_bits + fine_bits, fine_bits, *others), 40, choose_committee(5, 1), degrees=(degree,)
-    ).with_witnesses()
+    values = rounded_values(length, sent_bits + fine_bits, fine_bits, *others)
+    parameters = with_witnesses(plan(values, 40, choose_committee(5, 1), degrees=(degree,)))
     (run, *_) = parameters.runs
     assert (run.size, run.dropped, run.sent) == (length, fine_bits, sent_bits)
     ring, ones = Ring(sent_bits + fine_bits), [1] * parameters.witnesses

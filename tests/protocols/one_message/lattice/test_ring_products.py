@@ -13,17 +13,17 @@ from secagg.protocols.one_message import lattice
 from secagg.protocols.one_message.lattice import (
     GREATEST_ERROR,
     error_bound,
-    greatest_modulus_bits,
     limb_bits,
     limb_count,
     products,
     require_short,
     secret_norm_bound,
     spectra,
-    split_sum,
     sum_limb_bits,
 )
+from secagg.protocols.one_message.opening import split_sum
 from secagg.protocols.one_message.parameters import DEGREES, MAXIMUM_MODULUS_BITS
+from secagg.protocols.one_message.session import greatest_modulus_bits
 from secagg.simulation.insecure_coins import InsecureSeededCoins
 
 
