@@ -108,7 +108,7 @@ flower: $(FLOWER)/.installed  ## check types and run real Flower apps, in an env
 nvflare: $(NVFLARE)/.installed  ## check types and run real NVFlare jobs, in an environment of its own
 	MYPYPATH=tests/nvflare/apps:examples/nvflare_quickstart $(NVFLARE)/bin/mypy --cache-dir $(NVFLARE)/.mypy_cache \
 	  secagg/nvflare/*.py tests/nvflare/*.py tests/nvflare/apps/*.py
-	$(NVFLARE)/bin/python -m pytest -p no:randomly -n 3 --dist loadfile --durations 20 -m "nvflare and not long" tests/nvflare
+	$(NVFLARE)/bin/python -m pytest -p no:randomly --durations 20 -m "nvflare and not long" tests/nvflare
 
 newest-platforms: $(INSTALLED)  ## run flower and nvflare with the newest release of each; for every night, not every change
 	$(MAKE) flower FLWR=$$($(BIN)/python -m pip index versions flwr | sed -n 's/^flwr (\(.*\))/\1/p')

@@ -62,7 +62,7 @@ def test_every_make_target_runs_for_each_change_or_every_night(repository: Path)
     assert phony is not None
     assert nightly is not None
     run = (repository / ".ci" / "run").read_text(encoding="utf-8")
-    each_change = " ".join(re.findall(r"^stages?[ =]\(?([a-z -]+)\)?$", run, re.MULTILINE)).split()
+    each_change = " ".join(re.findall(r"^(?:waiting|computing)=\(([a-z -]+)\)$", run, re.MULTILINE)).split()
     assert sorted([*each_change, *nightly[1].split()]) == sorted(phony[1].split())
     described = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
     assert sorted(described) == sorted(phony[1].split())
