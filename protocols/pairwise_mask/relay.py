@@ -133,7 +133,7 @@ class Settled:
             certain(self.advertisers[sender].identity).verify(message.signature, label, *parts, culprits=culprits)
 
     def require_own(self, sender: int, message: _Signed, act: str) -> None:
-        """Refuse a message that was made for another session, before hashing any of it."""
+        """Refuse a message that was made for another session, before its signature is checked."""
         client = self.roster.clients[sender]
         sentence = f"{client} {act} another session"
         require_context(message.context, self.roster.context, sentence, unverified(client))

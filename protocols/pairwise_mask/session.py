@@ -40,7 +40,7 @@ from secagg.session.certificates import NO_STANDING, Standing, VerifiedIdentity
 from secagg.session.roles import Released, Stage, Subject
 from secagg.session.stages import Checked, StagedServerSession
 from secagg.tables import mapped
-from secagg.wire import MessageKind, Reader, message_kind
+from secagg.wire import MessageKind, Reader, Writer, message_kind
 
 from .configuration import DIGEST_BYTES, NO_AUTHORITY, Roster, Seat, SessionConfiguration, certain, noise_of
 from .graph import Graph, require_number
@@ -166,6 +166,7 @@ _COUNTED: Final = {
 _STATES: Final = tuple(ServerState)
 _FINAL_STATES: Final = frozenset({ServerState.COMPLETED, ServerState.ABORTED})
 _CACHED_MESSAGES: Final = 8
+_UPLOAD: Final = Writer(MessageKind.MASKED_INPUT).finish()
 
 
 class Server(StagedServerSession[Content]):
@@ -252,13 +253,14 @@ class Server(StagedServerSession[Content]):
 
     def _digest(self, sender: ClientId, message: bytes) -> bytes:
         # A signed vector is hashed once: ``_check`` returns the digest of a client's first upload.
+        if not self.is_signed or not message.startswith(_UPLOAD):
+            return super()._digest(sender, message)
         with suppress(PeerError):
-            if self.is_signed and message_kind(message) is MessageKind.MASKED_INPUT:
-                if sender not in self._kept.views:
-                    return b""
+            if sender in self._kept.views:
                 upload = MaskedInput.decode(message, self.settled.roster)
-                return hashlib.sha256(upload_digest(upload.packed) + upload.signature).digest()
-        return super()._digest(sender, message)
+                self.settled.require_own(self.settled.position_of(sender), upload, "masked its input for")
+                return _digest_of_evidence(upload_digest(upload.packed) + upload.signature)
+        return b""
 
     def _check(self, sender: ClientId, message: bytes) -> Checked[Content]:
         due, kind = SERVER_TRANSITIONS[self.state][0], message_kind(message)
@@ -298,7 +300,7 @@ class Server(StagedServerSession[Content]):
     def _checked_upload(self, sender: ClientId, message: bytes) -> Checked[Content]:
         upload = MaskedInput.decode(message, self.settled.roster)
         evidence = check_masked_input(self.settled, self.settled.position_of(sender), upload)
-        return Checked(Uploading(upload, evidence), hashlib.sha256(evidence).digest() if evidence else None)
+        return Checked(Uploading(upload, evidence), _digest_of_evidence(evidence) if evidence else None)
 
     def _checked_complaint(self, sender: ClientId, message: bytes) -> Complaining:
         settled, position = self.settled, self.settled.position_of(sender)
@@ -613,6 +615,11 @@ class OpenRound(Confined, Mapping[ClientId, bytes]):
 
 
 _KEPT: Final = mapped(CLIENT, variable((1 << 32) - 1))
+
+
+def _digest_of_evidence(evidence: bytes) -> bytes:
+    """Return what identifies a signed upload; the bytes it is a digest of are not a message of any kind."""
+    return hashlib.sha256(_UPLOAD + evidence).digest()
 
 
 def _read_total(reader: Reader, at: At) -> MaskedVector:

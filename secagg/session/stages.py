@@ -184,12 +184,18 @@ class StagedServerSession(Confined, ABC, Generic[Content]):
         message = owned_bytes(message)
         with self._lock:
             again = self._digest(sender, message)
-            if again in self._heard.get(sender, ()):
+            if again in self._heard.get(sender, ()) and (self._stage is None or sender in self._said):
                 return
             if self._stage is None:
                 raise UnexpectedMessage(
                     expected="no message; the last stage is closed",
                     received="an answer",
+                    culprits=culprits(Evidence.CIRCUMSTANCE),
+                )
+            if again in self._heard.get(sender, ()):
+                raise UnexpectedMessage(
+                    expected=f"an answer to the open stage ({self._stage.name})",
+                    received="an answer to an earlier stage",
                     culprits=culprits(Evidence.CIRCUMSTANCE),
                 )
             if not self._is_in(sender):

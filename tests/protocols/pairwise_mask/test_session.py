@@ -16,7 +16,7 @@ from secagg.choices import Topology
 from secagg.contract import Layout, Payload, RingSegment
 from secagg.crypto.labels import Label
 from secagg.crypto.ring import low_bits
-from secagg.errors import Fault, InvalidParameters, PeerError, PeerMisbehaved, Reason, SecAggError
+from secagg.errors import Fault, InvalidParameters, PeerError, PeerMisbehaved, Reason, SecAggError, UnexpectedMessage
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode
 from secagg.protocols.pairwise_mask.client import Client
@@ -26,7 +26,7 @@ from secagg.protocols.pairwise_mask.rounds3_4_unmasking import SurvivorSet
 from secagg.protocols.pairwise_mask.run import run
 from secagg.protocols.pairwise_mask.session import PairwiseHelpers, Server, ServerState, open_session
 from secagg.session.certificates import SigningKey
-from secagg.wire import MessageKind, message_kind
+from secagg.wire import HEADER_BYTES, MessageKind, message_kind
 from tests.harness.pairwise_sessions import (
     Delivery,
     InsecurePairwiseSession,
@@ -202,6 +202,34 @@ def test_an_upload_that_arrives_again_changes_nothing_and_another_is_refused(mod
             server.receive(client, bytes(other))
     (fault,) = server.faults
     assert fault.reason is (Reason.AUTHENTICATION_FAILED if mode is SecurityMode.ACTIVE else Reason.ALREADY_ANSWERED)
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_what_is_not_the_upload_that_was_taken_is_refused(mode: SecurityMode) -> None:
+    """Not its evidence, which neighbours see, alone or behind a header, nor the upload with another session's tag."""
+    server, uploads = _server_before_uploads(SessionSetup(mode=mode, dropped=0))
+    client, upload = next(iter(uploads.items()))
+    server.receive(client, upload)
+    evidence = server.evidence_of(client)
+    tagged = upload[:HEADER_BYTES] + bytes(8) + upload[HEADER_BYTES + 8 :]
+    for other in (evidence, upload[:HEADER_BYTES] + evidence, upload[:HEADER_BYTES], tagged):
+        with pytest.raises(PeerError):
+            server.receive(client, other)
+    assert server.contributors == {client}
+
+
+@pytest.mark.parametrize("mode", SecurityMode)
+def test_an_answer_to_an_earlier_stage_is_no_answer_to_the_open_one(mode: SecurityMode) -> None:
+    """Anyone can send an old one again; a transport that counted it would wait for no other."""
+    server, uploads = _server_before_uploads(SessionSetup(mode=mode, dropped=0))
+    for client, upload in uploads.items():
+        server.receive(client, upload)
+    server.close_stage()
+    client, upload = next(iter(uploads.items()))
+    with pytest.raises(UnexpectedMessage, match="an answer to an earlier stage"):
+        server.receive(client, upload)
+    assert client in (server.awaited or ())
+    assert not server.faults
 
 
 def test_two_survivor_sets_at_once_get_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
