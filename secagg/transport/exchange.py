@@ -10,6 +10,7 @@ late requests.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -59,6 +60,8 @@ class Verdict:
     """JSON for the clients of a sum, if the server shows it."""
 
 
+_MOST_DEPARTURES: Final = 1 << 10
+"""Each is stored and synced; a name that was given back more often stays free of clients."""
 LEFT: Final = "this client has left the session; take part in the next one"
 
 
@@ -78,6 +81,7 @@ class Exchange:
         self._participation = Participation.TOO_FEW
         self._taken, self._sending = set[ClientId](), set[ClientId]()
         self._out = dict[ClientId, str]()
+        self._departures = Counter[ClientId]()
         self.away = set[ClientId]()
         """Clients that left before sending anything; they may return while the first stage is open."""
         self._heard, self._untold = set[ClientId](), set[ClientId]()
@@ -204,8 +208,11 @@ class Exchange:
         self._sending.discard(client)
 
     def step_away(self, client: ClientId) -> bool:
-        """Record that a client left, if it has sent nothing."""
+        """Record that a client left, if it has sent nothing and has not left too often."""
         if self.number > 0 or client in self._out or client in self._taken or client in self._sending:
+            return False
+        self._departures[client] += 1
+        if self._departures[client] > _MOST_DEPARTURES:
             return False
         self.away.add(client)
         return True

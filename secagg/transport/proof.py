@@ -136,12 +136,12 @@ class FirstCome:
         """Start, or take over another process's session; without ``invited`` only the number of names is limited."""
         self._invited, self._digests, self._shown = invited, dict(known), shown
         self._owners = {digest: client for client, digest in known.items()}
-        self._free, self._returned, self._claims = self._names(), set[ClientId](), len(known)
+        self._free, self._returned, self._admitted = self._names(), set[ClientId](), set(known)
 
     def admits(self, shown: bytes, client: ClientId, proof: bytes) -> bool:
         self._begin(shown)
         is_known = client in self._digests
-        if not is_known and (self._claims >= _NAMES if self._invited is None else client not in self._invited):
+        if not is_known and not self._has_room_for(client):
             return False
         digest = hashlib.sha256(proof).digest()
         if not is_known:
@@ -169,9 +169,15 @@ class FirstCome:
             self._claim(free, digest)
         return free
 
+    def _has_room_for(self, client: ClientId) -> bool:
+        """Whether a client may claim a name; released names count too: their clients are remembered elsewhere."""
+        if self._invited is not None:
+            return client in self._invited
+        return client in self._admitted or len(self._admitted) < _NAMES
+
     def _claim(self, client: ClientId, digest: bytes) -> None:
         self._digests[client] = digest
-        self._claims += 1  # Also counts released names, whose clients are remembered elsewhere.
+        self._admitted.add(client)
         self._owners.setdefault(digest, client)
 
     def _names(self) -> Iterator[ClientId]:
@@ -182,7 +188,7 @@ class FirstCome:
         if shown != self._shown:
             self._shown = shown
             self._free = self._names()
-            self._claims = 0
+            self._admitted.clear()
             self._returned.clear()
             self._digests.clear()
             self._owners.clear()

@@ -362,6 +362,17 @@ AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, d
 TestAnyOrder = AnyOrder.TestCase
 
 
+def test_a_client_that_leaves_again_and_again_has_left_for_good(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time is stored and synced."""
+    monkeypatch.setattr("secagg.transport.exchange._MOST_DEPARTURES", 3)
+    for _ in range(3):
+        assert exchange.step_away(ONE)
+        assert exchange.asked(ONE).answer is Answer.MESSAGE
+    assert not exchange.step_away(ONE)
+
+
 def test_who_is_awaited_all_the_same_may_answer_again(exchange: Exchange) -> None:
     """The session may have refused a message that others sent in its name."""
     exchange.offered(ONE, 0, 10)

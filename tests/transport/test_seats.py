@@ -245,6 +245,18 @@ def test_a_crowd_of_visitors_costs_a_server_no_more_than_a_list_of_names() -> No
     assert time.monotonic() - began < 5
 
 
+def test_a_name_that_comes_and_goes_takes_no_other_clients_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secagg.transport.proof._NAMES", 3)
+    admission = FirstCome()
+    for _ in range(5):
+        assert admission.admits(b"", CLIENTS[0], b"0")
+        admission.release(CLIENTS[0])
+    assert admission.admits(b"", CLIENTS[1], b"1")
+    assert admission.admits(b"", CLIENTS[2], b"2")
+    assert not admission.admits(b"", CLIENTS[3], b"3")
+    assert admission.admits(b"", CLIENTS[0], b"0")
+
+
 def options_of(**more: Any) -> argparse.Namespace:
     names = ("state", "group", "engine", "values", "bits", "model", "clip", "out", "clients", "round", "statistics")
     return argparse.Namespace(**{**dict.fromkeys(names), "page": True, "protocol": "pairwise", "set": [], **more})
