@@ -8,9 +8,8 @@ Implements: [SHY+22] §4.1, the T-private MDS code, as Lagrange interpolation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from math import prod
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, reduce
 from typing import Final
 
 import numpy as np
@@ -77,14 +76,17 @@ def _combined(matrix: tuple[tuple[int, ...], ...], rows: Vector) -> Vector:
     return result % FIELD
 
 
+def _product(factors: Iterable[int]) -> int:
+    return reduce(lambda product, factor: product * factor % FIELD, factors, 1)
+
+
 @lru_cache(maxsize=8)
 def _lagrange(sources: tuple[int, ...], targets: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the matrix that maps a polynomial's values at the sources to its values at the targets, one row each."""
-    bottoms = (prod(source - other for other in sources if other != source) for source in sources)
-    scales = [pow(bottom, -1, FIELD) for bottom in bottoms]
+    scales = [pow(_product(source - other for other in sources if other != source), -1, FIELD) for source in sources]
     rows = list[tuple[int, ...]]()
     for target in targets:
-        top = prod(target - source for source in sources) % FIELD
+        top = _product(target - source for source in sources)
         rows.append(
             tuple(
                 top * pow(target - source, -1, FIELD) * scale % FIELD
