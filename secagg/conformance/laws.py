@@ -80,7 +80,7 @@ LAWS: Final = (
     Law(
         "capacity",
         "a sum of exactly the capacity decodes, with every client at an extreme; one more is refused",
-        "clamp codes to a range, compute the capacity from its ends with secagg.crypto.ring.capacity_between, and call "
+        "clamp codes to a range, compute the capacity from its ends with secagg.contract.capacity_between, and call "
         "secagg.crypto.ring.require_capacity on contributors in decode",
         sums.capacity,
     ),
