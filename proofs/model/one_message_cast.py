@@ -29,7 +29,7 @@ from secagg.errors import SecAggError
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
 from secagg.protocols.one_message import client as one_message_client
-from secagg.protocols.one_message import configuration, parameters, requests
+from secagg.protocols.one_message import configuration, holder, parameters, requests
 from secagg.protocols.one_message.client import Ledger, OneMessageMember
 from secagg.protocols.one_message.configuration import Agreement, HolderSignature, Offer
 from secagg.protocols.one_message.holder import Holder
@@ -350,6 +350,6 @@ def remembered_decoding() -> Iterator[None]:
 
 PATCHES = (
     (configuration, "sealing_key", ideal.IdealSealingKey),
-    (configuration, "sealing_pair", ideal.IdealSealingPair),
+    (holder, "sealing_pair", ideal.IdealSealingPair),
 )
 """Ideal sealing for an epoch's keys; signatures are ideal in every case."""
