@@ -363,6 +363,7 @@ ROOMS: Final = (
             "tests/protocols/one_message/test_limits.py",
             "tests/protocols/one_message/test_recovery.py",
             "tests/protocols/one_message/lattice/test_masks.py",
+            "tests/protocols/one_message/lattice/test_ring_products.py",
             "tests/adversaries/test_one_message_liars.py",
             "tests/adversaries/test_privacy_budgets.py",
             "tests/protocols/test_declared_messages.py",
