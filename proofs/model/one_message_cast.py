@@ -348,8 +348,5 @@ def remembered_decoding() -> Iterator[None]:
         yield
 
 
-PATCHES = (
-    (configuration, "sealing_key", ideal.IdealSealingKey),
-    (holder, "sealing_pair", ideal.IdealSealingPair),
-)
+PATCHES = ((configuration, "sealing_key", ideal.IdealSealingKey), (holder, "sealing_pair", ideal.IdealSealingPair))
 """Ideal sealing for an epoch's keys; signatures are ideal in every case."""
