@@ -71,7 +71,7 @@ class Client(Confined):
     Security: a client lives in one process. It cannot be pickled, and it refuses to work in a forked process. It cannot
         detect a virtual machine resumed from a snapshot, so never use one there. With a latch, a client can be
         suspended and then resumed once, in another process.
-    Claim PM-6: the model checker drives this class, which decides from its messages only.
+    Claim PM-6: the model checker drives this class, which decides from its messages, its settings and its ledgers.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Client(Confined):
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Unusable messages of neighbours; only unusable edge seeds are reported to the server, not shares."""
+        """Unusable messages of neighbours, for this client's log."""
         return tuple(self._faults)
 
     def answer(self, message: bytes) -> bytes:
@@ -120,19 +120,20 @@ class Client(Confined):
                 once; nothing has changed.
             MalformedMessage: the header cannot be parsed; nothing has changed. A malformed body ends the session.
             InvalidParameters, CapacityExceeded: the offer is weaker than this client's policy, has another subject,
-                or leaves no room for the noise; nothing has changed. After the offer, these end the session.
+                or leaves no room for the noise; the client has only remembered a newer standing. After the offer, these
+                end the session.
             PeerError, ThresholdNotMet: the session is over for this client, and its secrets are wiped.
         Security: the same bytes may be delivered any number of times. Different bytes of a kind that was already
             answered are an attack and end the session. The answer to ``DELIVERED_SHARES`` is the upload; treat the
             input as released once it is returned. If an edge seed is unusable, the client returns a complaint instead
             and leaves: its state is ``ABORTED``, its input is unspent, and ``faults`` says why.
         """
+        self._require_own_process()
         with self._lock, blaming(*from_server()):
             return self._answer(owned_bytes(message))
 
     def _answer(self, message: bytes) -> bytes:
         kind = message_kind(message)
-        self._require_own_process()
         digest = hashlib.sha256(message).digest()
         if kind in self._answered:
             return self._answer_again(kind, digest)
@@ -143,7 +144,7 @@ class Client(Confined):
             reply, chosen = self._step_on(kind, message)
             state = advance(CLIENT_TRANSITIONS, self._state, kind, chosen)
         except BaseException as error:
-            # No secret was drawn for a refused offer, so the client may accept another one.
+            # No key pair was made for a refused offer, so the client may accept another one.
             refusals = InvalidParameters | CapacityExceeded | Misuse
             if not isinstance(error, refusals) or kind is not MessageKind.SESSION_OFFER:
                 self._abort()
@@ -181,9 +182,10 @@ class Client(Confined):
 
     def abort(self) -> None:
         """Leave the session and wipe every secret; an uploaded input stays spent, a completed session completed."""
+        if self._process != os.getpid():
+            # A thread of the other process may hold the lock here for ever.
+            self._recording, self._lock = None, RLock()
         with self._lock:
-            if self._process != os.getpid():
-                self._recording = None
             self._state = self._state if self._state is ClientState.COMPLETED else ClientState.ABORTED
             self._wipe()
 
@@ -253,7 +255,7 @@ class Client(Confined):
             )
 
     def _taken(self, configuration: SessionConfiguration) -> Payload:
-        """Run every check that may refuse, charge the ledgers and make the update; nothing can refuse after that.
+        """Run every check that may refuse because of the sum, charge the ledgers, and make the update.
 
         Claim PM-7: noise is part of the input, so it is in the one sum and nowhere else.
         """
@@ -302,8 +304,8 @@ class Client(Confined):
         Raises:
             Misuse: the client has no latch, or is a copy in a forked process.
         """
+        self._require_own_process()
         with self._lock:
-            self._require_own_process()
             record = None
             if self._step is not None:
                 if self._recording is None:
@@ -323,8 +325,8 @@ class Client(Confined):
             MalformedMessage, PeerError: the bytes are not a record, or were modified in storage.
             InvalidParameters: the session is weaker than the client's current policy, or has another subject.
         """
+        self._require_own_process()
         with self._lock:
-            self._require_own_process()
             recording = self._recording
             if recording is None or self._state is not ClientState.AWAITING_OFFER:
                 raise Misuse("resume a suspended state with a new client that has the same latch")
