@@ -285,19 +285,19 @@ def advertise_keys(
         self_mask_seed = random_root("self_mask_seed", coins)
         with abandoned_on_error(mask_root, self_mask_seed):
             _require_fresh(channel_root, mask_root, self_mask_seed)
-        channel = suite.key_pair(channel_root, KeyRole.CHANNEL, attempt)
-    mask = MaskKeys(member.client, suite.key_pair(mask_root, KeyRole.MASK, attempt), mask_root)
-    keys = OwnKeys(member.client, channel, mask)
-    unsigned = KeyAdvertisement(
-        attempt=attempt.tag,
-        client=member.client,
-        channel_key=keys.channel.public_key.encoded,
-        mask_key=keys.mask.pair.public_key.encoded,
-        self_mask_commitment=commit_to_self_mask(self_mask_seed, member.client, attempt),
-        credential=None,
-    )
-    with abandoned_on_error(mask_root, self_mask_seed):
-        advertisement = sign_advertisement(unsigned, member, attempt) if configuration.is_active else unsigned
+            channel = suite.key_pair(channel_root, KeyRole.CHANNEL, attempt)
+            mask = MaskKeys(member.client, suite.key_pair(mask_root, KeyRole.MASK, attempt), mask_root)
+            keys = OwnKeys(member.client, channel, mask)
+            advertisement = KeyAdvertisement(
+                attempt=attempt.tag,
+                client=member.client,
+                channel_key=keys.channel.public_key.encoded,
+                mask_key=keys.mask.pair.public_key.encoded,
+                self_mask_commitment=commit_to_self_mask(self_mask_seed, member.client, attempt),
+                credential=None,
+            )
+            if configuration.is_active:
+                advertisement = sign_advertisement(advertisement, member, attempt)
     return Advertised(configuration, keys, self_mask_seed, advertisement), advertisement
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from secagg.blame import unverified
-from secagg.crypto.prime_field import ELEMENT_BYTES
+from secagg.crypto.entropy import Coins
+from secagg.crypto.prime_field import ELEMENT_BYTES, random_root
 from secagg.crypto.secret import Secret
 from secagg.errors import (
     NOBODY,
@@ -32,7 +34,7 @@ from secagg.errors import (
 )
 from secagg.identifiers import ClientId
 from secagg.parameters import SecurityMode, Suite
-from secagg.protocols.pairwise_mask import round2_masked_input
+from secagg.protocols.pairwise_mask import round0_advertise_keys, round2_masked_input
 from secagg.protocols.pairwise_mask.client import Client, PairwiseMember
 from secagg.protocols.pairwise_mask.configuration import NO_DIGEST, Seat
 from secagg.protocols.pairwise_mask.member import CLIENT_TRANSITIONS, ClientState, advance
@@ -372,6 +374,46 @@ def test_a_completed_client_that_leaves_stays_completed(end: Callable[[Client], 
     assert client.state is ClientState.COMPLETED
     with pytest.raises(UnexpectedMessage, match="the session is completed"):
         client.answer(steps[-1][0])
+
+
+def test_a_copy_in_another_process_waits_for_no_thread_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, steps = client_in(SecurityMode.ACTIVE, ClientState.AWAITING_ADVERTISED_KEYS)
+    answers = list[object]()
+
+    def ask() -> None:
+        with pytest.raises(Misuse, match="process"):
+            client.answer(steps[0][0])
+        with pytest.raises(Misuse, match="process"):
+            client.suspend()
+        client.abort()
+        answers.append(client.state)
+
+    with vars(client)["_lock"]:  # As a thread of the parent holds it at the fork.
+        monkeypatch.setattr(client, "_process", -1)
+        child = Thread(target=ask, daemon=True)
+        child.start()
+        child.join(10)
+        assert answers == [ClientState.ABORTED]
+
+
+@pytest.mark.parametrize("broken", ["MaskKeys", "sign_advertisement"])
+def test_what_was_drawn_for_keys_is_overwritten_where_they_cannot_be_made_or_signed(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, made = InsecurePairwiseSession(setup_of(SecurityMode.ACTIVE)), list[Secret]()
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    def drawn(kind: str, coins: Coins) -> Secret:
+        made.append(random_root(kind, coins))
+        return made[-1]
+
+    monkeypatch.setattr(round0_advertise_keys, broken, fails)
+    monkeypatch.setattr(round0_advertise_keys, "random_root", drawn)
+    with pytest.raises(MemoryError):
+        session.step()
+    assert [secret.is_wiped for secret in made[:2]] == [True, True]
 
 
 def test_an_input_is_overwritten_where_it_cannot_be_masked(monkeypatch: pytest.MonkeyPatch) -> None:
