@@ -22,7 +22,8 @@ from secagg.planning.costs import WHOLE_UPDATES, Comparison, Option, PlanRequest
 from secagg.planning.seconds import Network, Seconds, seconds_of
 from secagg.platforms.model_files import read_model
 from secagg.privacy.client_noise import NoiseSettings
-from secagg.quick.model_session import USUAL_BITS, clip_for
+from secagg.quick.model_session import clip_for
+from secagg.session.client_policy import USUAL_BITS
 
 from .figures import Column, in_bytes, in_seconds, shown, table, writable, write_json
 from .train import run_seconds

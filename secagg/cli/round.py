@@ -232,6 +232,7 @@ def _owners(setting: str) -> str:
 def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdates | WindowedInputs:
     from secagg.contract import IndexSegment
     from secagg.crypto.ring import MAXIMUM_MODULUS_BITS
+    from secagg.session.client_policy import USUAL_BITS
     from secagg.simulation.synthetic_updates import Compression, SyntheticUpdates, UpdateSetting, WindowedInputs
 
     name = options.compression or ("pq" if IndexSegment in entry.segments else _PLAIN)
@@ -243,7 +244,7 @@ def _inputs(entry: ProtocolEntry, options: argparse.Namespace) -> SyntheticUpdat
         if value is not None and not belongs:
             raise InvalidParameters(f"--{option} does not apply to --compression {name}")
     if name == _PLAIN:
-        bits = 16 if options.bits is None else options.bits
+        bits = USUAL_BITS if options.bits is None else options.bits
         if not 1 <= bits <= MAXIMUM_MODULUS_BITS:
             raise InvalidParameters(f"--bits must be between 1 and {MAXIMUM_MODULUS_BITS}; got {bits}")
         return WindowedInputs(

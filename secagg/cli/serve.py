@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from secagg.errors import CapacityExceeded, InternalError, InvalidParameters, SecAggError
 from secagg.options import declared, suggestion
+from secagg.session.client_policy import USUAL_BITS
 from secagg.session.registry import find
 
 from .figures import writable, write_json
@@ -61,7 +62,6 @@ _START_SECONDS: Final = 5.0
 """Time that all tasks have to open, or to refuse their options, before any begins."""
 _OF_UPDATES: Final = ("values", "clip", "bits")
 """Terms of a sum of arrays of values only."""
-_BITS: Final = 16
 _OF_ROUNDS: Final = ("down", "rate", "harm", "metrics", "evaluation_metrics", "metric_bound")
 """Settings of updates that do not apply to a single sum of files."""
 _DRAWING, _SEATS = 28 * 28, 3
@@ -151,7 +151,7 @@ def _complete(options: argparse.Namespace) -> None:
     """Fill in options that a page, a model or a declaration determines; refuse missing or conflicting ones."""
     options.declared = None
     is_encoded = options.values is not None or options.bits is not None
-    options.bits = _BITS if options.bits is None else options.bits
+    options.bits = USUAL_BITS if options.bits is None else options.bits
     if options.model is not None:
         _complete_model(options, is_encoded=is_encoded)
     if options.statistics is not None:

@@ -24,6 +24,7 @@ from secagg.errors import InvalidParameters
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT, Suite
 from secagg.scale.tree import MOST_IN_A_GROUP as MOST_CLIENTS
+from secagg.session.client_policy import USUAL_BITS
 from secagg.session.registry import ProtocolEntry, find, planned_settings
 from secagg.session.run import ONE_IN, Costs, Work
 from secagg.simulation.rehearsal import Rehearsal
@@ -205,7 +206,6 @@ class ZeroInputs:
 
 _FEW, _MANY, _LONG_CLIENTS = 60, 200, 20
 _FEW_VALUES, _MANY_VALUES = 64, 1 << 20
-_BITS: Final = 16
 _WARM_CLIENTS: Final = 5
 _GIGABIT_BYTES: Final = 125_000_000
 SPREAD: Final = "one-message"
@@ -266,7 +266,7 @@ def calibrate(entry: ProtocolEntry, suite: Suite = Suite.CLASSIC, *, shares_chec
     return fit(few, many, short, long)
 
 
-def layout_for(clients: int, values: int, bits: int = _BITS) -> Layout:
+def layout_for(clients: int, values: int, bits: int = USUAL_BITS) -> Layout:
     """Return the layout of ``values`` values of ``bits`` bits, in a ring that holds their sum."""
     return Layout((RingSegment(bits + clients.bit_length(), values),))
 
@@ -301,7 +301,7 @@ def estimate_scale(  # noqa: PLR0913 -- all but four have defaults
     clients: int,
     values: int,
     *,
-    bits: int = _BITS,
+    bits: int = USUAL_BITS,
     suite: Suite = Suite.CLASSIC,
     farm: Farm | None = None,
 ) -> Iterator[Line]:

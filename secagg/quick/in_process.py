@@ -22,12 +22,13 @@ from secagg.errors import InvalidParameters, Misuse
 from secagg.identifiers import ClientId
 from secagg.parameters import LEAST_COHORT
 from secagg.privacy.guessing import min_entropy, mixing_clients, said_guessable
+from secagg.session.client_policy import USUAL_BITS
 from secagg.session.registry import ChosenProtocol, ProtocolEntry, find, given_in
 from secagg.session.roles import LazyUpdate, Released, Subject, Update
 from secagg.session.run import Measured, run
 from secagg.simulation.rehearsal import spread_dropouts
 
-from .model_session import LOG, USUAL_BITS, Form, Session, planned, require_none
+from .model_session import LOG, Form, Session, planned, require_none
 from .trees import leaves
 
 _TASK: Final = b"a sum in one process"

@@ -35,7 +35,7 @@ from secagg.errors import InvalidParameters, ThresholdNotMet
 from secagg.identifiers import ClientId
 from secagg.options import declared, suggestion
 from secagg.parameters import LEAST_COHORT, require_integer
-from secagg.session.client_policy import usual_corrupted, usual_dropped
+from secagg.session.client_policy import USUAL_BITS, usual_corrupted, usual_dropped
 from secagg.session.registry import ChosenProtocol, Clock, ProtocolEntry, Simulation, find, given_in, planned_settings
 from secagg.session.roles import LazyUpdate, Released, ServerSession, Subject, Update
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from secagg.compression.fixed_point import FixedPoint
 
 MOST_NORM_STEPS: Final = (1 << 40) - 1
-USUAL_BITS: Final = 16
 MOST_EXAMPLES: Final = 1 << 30
 _NOTICEABLE: Final = 0.01
 _CLIPS: Final = 40

@@ -20,6 +20,8 @@ from secagg.wire import CHECKED_FORM, FORM
 Compared = tuple[str, Any, str]
 """Name in the policy, offered value, and the error sentence, with ``{offered}`` and ``{own}``."""
 _KEY_BYTES: Final = 32
+USUAL_BITS: Final = 16
+"""Default number of bits of a value in a sum of models."""
 _MOST_CLIENTS: Final = (1 << 32) - 1
 _MOST_NORM: Final = 1 << 40
 _CORRUPTED_IN, _DROPPED_IN = 10, 10
