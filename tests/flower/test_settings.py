@@ -224,6 +224,18 @@ def test_a_platform_plans_what_the_library_plans(protocol: str, invited: int) ->
     assert least == library.minimum_cohort
 
 
+def test_a_setting_of_pairwise_masks_reaches_the_protocol() -> None:
+    """A field that ``facts`` leaves out is accepted, and changes nothing."""
+    usual = SecAggSettings(roster="roster.txt")
+    given: dict[str, Any] = {"mode": "semi_honest", "topology": "full", "privacy_bits": 90}
+    own = {
+        name for name, rule in declared(SecAggSettings).items() if rule.option.only_with == ("protocol", ("pairwise",))
+    }
+    assert own == given.keys()
+    for name, value in given.items():
+        assert replace(usual, **{name: value}).facts(8) != usual.facts(8), name
+
+
 def test_a_threshold_that_no_graph_can_keep_is_refused_with_one_that_it_can() -> None:
     with pytest.raises(InvalidParameters, match=r"at most 7 may: raise it to 0.3$"):
         SecAggSettings(threshold=0.2).tolerated_dropouts(10)
