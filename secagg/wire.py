@@ -1,7 +1,8 @@
 """Canonical bytes: one encoding per value, lengths checked before anything is read or allocated.
 
-Integers have a fixed length and are big-endian; there are no optional fields; a decoder refuses bytes that it does not
-consume. Decoding and encoding again gives the same bytes; each message has a test of this.
+Integers have a fixed length and are big-endian; whether a field is there follows from the session or from a flag; a
+decoder refuses bytes that it does not consume. Decoding and encoding again gives the same bytes; each message has a
+test of this.
 """
 
 from __future__ import annotations

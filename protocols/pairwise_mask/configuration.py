@@ -66,7 +66,7 @@ ENFORCED: Final = frozenset(
         *("minimum_form", "maximum_standing_age"),
     )
 )
-"""Settings of a client's policy that this protocol enforces; the last ones are not checked by ``compared``."""
+"""Settings of a client's policy that this protocol enforces, in ``compared`` or at clients."""
 _GAP_BITS: Final = 7
 _MORE: Final = 1 << _GAP_BITS
 _CACHED_ROSTERS: Final = 4
@@ -213,7 +213,8 @@ class SessionConfiguration(Message):
 
         Args:
             corrupted: number of clients that the caller assumes to be corrupted, as an absolute count.
-            privacy_bits: a bad graph may be drawn with probability at most 2^-privacy_bits.
+            privacy_bits: a bad graph may be drawn with probability at most 2^-privacy_bits, and a bad committee with
+                half of it.
             dropped: number of clients that may drop out; only matters to a sparse ``semi_honest`` session.
         Raises:
             InvalidParameters: too few or too many clients, or a threshold or quorum that does not protect them.
@@ -326,7 +327,7 @@ class ClientSet:
     def decode(cls, encoded: bytes, population: int) -> ClientSet:
         bits = int.from_bytes(encoded, "little")
         if len(encoded) != set_bytes(population) or bits >> population:
-            raise MalformedMessage("a set is not one of {population} clients", reason=Reason.NOT_CANONICAL)
+            raise MalformedMessage(f"a set is not one of {population} clients", reason=Reason.NOT_CANONICAL)
         return cls(population, bits)
 
     def encode(self) -> bytes:

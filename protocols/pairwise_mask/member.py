@@ -119,5 +119,5 @@ class MemberParts(Confined):
             self.signing_key.require_usable()
 
     def sign(self, label: Label, *parts: bytes) -> bytes:
-        """Sign with the identity key; returns an empty signature in semi-honest mode, which has no key."""
+        """Sign with the identity key; without one, as in ``semi_honest`` mode, the signature is empty."""
         return self.signing_key.sign(label, *parts) if self.signing_key is not None else b""

@@ -1,4 +1,4 @@
-"""Check words: a few linear words of a vector, which detect lost or altered values in a sum.
+"""Check words: a few linear words of a vector, which detect masks that are left in a sum.
 
 Each is an inner product of the vector with a public random vector over its ring, shifted for each word. By linearity,
 the words of a sum are the sum of the words.

@@ -1,4 +1,4 @@
-"""Sources of coins (randomness); the only file that reads the operating system's generator.
+"""Sources of coins (randomness); the only file that reads the operating system's generator, besides HPKE's backend.
 
 Functions that need randomness take a ``Coins`` argument. Production code passes ``SystemCoins``; the replayable coins
 of tests and vectors live in ``secagg.simulation`` under a name that says ``Insecure``.

@@ -53,7 +53,7 @@ def require_mlkem() -> None:
 
 
 require_mlkem()
-# Deviation: HPKE draws the coins of its encapsulation inside the backend; see ``sealed_with``.
+# Deviation: HPKE draws the coins of its encapsulation inside the backend, which has no derandomized form.
 _HPKE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 

@@ -92,7 +92,7 @@ class Certified(Protocol):
 def require_standing(standing: Standing, client: Certified, authority: bytes) -> None:
     """Refuse an offer whose standing is forged, too old for a policy, older than one seen, or revokes this client.
 
-    Call it last before an update is made, because it remembers the standing.
+    Call it after an offer's other checks, because it remembers the standing.
 
     Raises:
         InvalidParameters: with reason ``below_floor``; says what is wrong and what to do.
