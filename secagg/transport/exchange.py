@@ -61,7 +61,7 @@ class Verdict:
 
 
 _MOST_DEPARTURES: Final = 1 << 10
-"""Each is stored and synced; a name that was given back more often stays free of clients."""
+"""Each is stored and synced. A client that leaves more often has left the session."""
 LEFT: Final = "this client has left the session; take part in the next one"
 
 
